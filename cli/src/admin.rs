@@ -1,4 +1,5 @@
-//! How subcommands call a router as its operators: on its socket or its admin listener, with which key, and for how long they wait.
+//! Calls of subcommands to a router as its operators: on its socket or its admin listener, with a
+//! key and within a deadline.
 
 use std::fmt;
 use std::io::{self, ErrorKind};
@@ -32,15 +33,15 @@ use crate::settings::{cluster_config, operators_socket};
 /// How long the router may take to accept, and to answer.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long calls may take that are answered only when the work is done. The router gives up a
-/// little earlier, with a better error.
+/// Deadline of calls that are answered only when the work is done. The router gives up a little
+/// earlier, with a better error.
 const LONG_CALL_TIMEOUT: Duration = Duration::from_secs(31 * 60);
 
-/// The key itself, for programs that have no file for it. It is not clap's variable for a flag,
-/// because clap would print its value.
+/// Variable that holds the key itself, for programs that have no file for it. It is not clap's
+/// variable for a flag, because clap would print its value.
 const KEY_VARIABLE: &str = "HOSTLER_ADMIN_KEY";
 
-/// What `--admin` says for the router of the user's fleet of batch jobs.
+/// Value of `--admin` for the router of the user's fleet of batch jobs.
 const FLEET: &str = "fleet";
 
 /// Which router is asked.
@@ -60,7 +61,7 @@ pub(crate) struct AdminArgs {
 
 #[cfg(test)]
 impl AdminArgs {
-    /// Without flags, and with these settings.
+    /// Arguments without flags, and with this settings file.
     pub(crate) fn of_settings(file: &Path) -> Self {
         Self { admin: None, admin_key_file: None, config: Some(file.to_owned()) }
     }
@@ -68,17 +69,18 @@ impl AdminArgs {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum AdminEndpoint {
-    /// Its operators' socket.
+    /// The router's operators' socket.
     Socket(PathBuf),
-    /// Its admin listener, as `HOST:PORT`.
+    /// The router's admin listener, as `HOST:PORT`.
     Address(String),
-    /// The router of the fleet of this folder, whose controller runs in a batch job. It is asked over TLS alone.
+    /// Router of this folder's fleet, whose controller runs in a batch job. It is called only over
+    /// TLS.
     Fleet(FleetFolder),
 }
 
 impl AdminEndpoint {
-    /// What `--admin` says: `unix:PATH`, a path (with a slash in it), or an address with or without
-    /// `http://`.
+    /// Parses the value of `--admin`: `unix:PATH`, a path (with a slash in it), or an address with
+    /// or without `http://`.
     fn parse(text: &str) -> Self {
         if let Some(path) = text.strip_prefix("unix://").or_else(|| text.strip_prefix("unix:")) {
             return Self::Socket(path.into());
@@ -87,13 +89,16 @@ impl AdminEndpoint {
         if address.contains('/') { Self::Socket(text.into()) } else { Self::Address(address.to_owned()) }
     }
 
-    /// Whether this is the router with that operators' socket, as far as the arguments tell; without them it is the user's own router.
+    /// Whether this may be the router with that operators' socket. Without arguments it is the
+    /// user's own router.
     pub(crate) fn may_be(args: &AdminArgs, socket: &Path) -> bool {
         args.admin.as_ref().is_none_or(|named| named == FLEET || Self::parse(named) == Self::Socket(socket.to_owned()))
     }
 
-    /// The router that the arguments name. Without them that of the settings' fleet, else the one
-    /// whose socket they name, else the only one of this user that runs here.
+    /// Finds the router that the arguments name.
+    ///
+    /// Without arguments, that is the router of the settings' fleet, else the one whose socket the
+    /// settings name, else this user's only router on this host.
     pub(crate) async fn find(args: &AdminArgs) -> anyhow::Result<Self> {
         let config = args.config.as_deref();
         match &args.admin {
@@ -110,7 +115,7 @@ impl AdminEndpoint {
         let is_configured = !configured.as_os_str().is_empty();
         let sockets = if is_configured { vec![configured] } else { find_operators_sockets().await };
         let fleet = match find_fleet(config).await {
-            // A folder that cannot be read is no reason not to ask a router that is there.
+            // An unreadable folder is no reason to ignore a router that is there.
             Err(_) if !sockets.is_empty() => None,
             found => found?,
         };
@@ -128,19 +133,19 @@ impl AdminEndpoint {
     }
 }
 
-/// The user's fleet of batch jobs whose controller lives.
+/// The user's fleet of batch jobs, whose controller lives.
 struct RunningFleet {
     folder: FleetFolder,
     controller: hostler_controller::Endpoint,
 }
 
 impl RunningFleet {
-    /// Whether its router is on this host.
+    /// Whether the fleet's router is on this host.
     fn is_here(&self) -> bool {
         self.controller.host == this_host()
     }
 
-    /// How its router is asked from this host.
+    /// How to call the fleet's router from this host.
     fn endpoint(self) -> anyhow::Result<AdminEndpoint> {
         let Self { folder, controller } = self;
         match controller.job {
@@ -160,11 +165,11 @@ async fn find_fleet(config: Option<&Path>) -> anyhow::Result<Option<RunningFleet
     Ok(Some(RunningFleet { folder, controller }).filter(|_| is_alive))
 }
 
-/// How a router is asked that is not the caller's own.
+/// Advice for calling a router that is not the caller's own.
 const OTHERS_ROUTER: &str =
     "one of another user or host is asked at its admin address, with an admin key: --admin HOST:PORT --admin-key-file FILE";
 
-/// The only one of these sockets.
+/// The only one of these sockets, or an error that names them.
 fn single_socket(mut sockets: Vec<PathBuf>) -> anyhow::Result<PathBuf> {
     match &sockets[..] {
         [_] => Ok(sockets.remove(0)),
@@ -179,7 +184,7 @@ fn single_socket(mut sockets: Vec<PathBuf>) -> anyhow::Result<PathBuf> {
 /// A client of a router that shows its key with every call.
 pub(crate) type AdminClient = FleetClient<InterceptedService<Channel, BearerAuth>>;
 
-/// The header's value: `Bearer` and the key, or nothing.
+/// Value of the `authorization` header: `Bearer` and the key, or nothing.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct BearerAuth(Option<MetadataValue<Ascii>>);
 
@@ -201,27 +206,27 @@ impl Interceptor for BearerAuth {
     }
 }
 
-/// A client of the router that the arguments name.
+/// Connects to the router that the arguments name.
 pub(crate) async fn connect(args: &AdminArgs) -> anyhow::Result<AdminClient> {
     connect_to(args, CALL_TIMEOUT).await
 }
 
-/// As `connect`, for calls that are answered only when the work is done.
+/// Like `connect`, for calls that are answered only when the work is done.
 pub(crate) async fn connect_for_long_call(args: &AdminArgs) -> anyhow::Result<AdminClient> {
     connect_to(args, LONG_CALL_TIMEOUT).await
 }
 
-/// A client of a router whose admin address and key are known.
+/// Connects to a router whose admin address and key are known.
 pub(crate) async fn connect_with(address: &str, key: &Secret) -> anyhow::Result<AdminClient> {
     connect_within(&AdminEndpoint::parse(address), Some(key), CALL_TIMEOUT).await
 }
 
-/// A client of a router whose operators' socket is known.
+/// Connects to a router whose operators' socket is known.
 pub(crate) async fn connect_to_socket(path: &Path) -> anyhow::Result<AdminClient> {
     connect_within(&AdminEndpoint::Socket(path.to_owned()), None, CALL_TIMEOUT).await
 }
 
-/// A client of the router that has the fleet of this folder in a batch job.
+/// Connects to the router in a batch job that has the fleet of this folder.
 pub(crate) async fn connect_to_fleet(folder: &FleetFolder) -> anyhow::Result<AdminClient> {
     connect_within(&AdminEndpoint::Fleet(folder.clone()), None, CALL_TIMEOUT).await
 }
@@ -231,7 +236,8 @@ async fn connect_to(args: &AdminArgs, answer: Duration) -> anyhow::Result<AdminC
     connect_within(&way, admin_key(args, &way)?.as_ref(), answer).await
 }
 
-/// A router that is connected to again and again, with what was found out once: which it is, and the key for it.
+/// A router for repeated connections, which keeps what was found once: its endpoint and the key for
+/// it.
 #[derive(Debug)]
 pub(crate) struct RouterAddress {
     way: AdminEndpoint,
@@ -263,7 +269,7 @@ impl fmt::Display for RouterAddress {
     }
 }
 
-/// The key from the arguments or the environment. None is sent to a socket, which could be
+/// Reads the key from the arguments or the environment. A socket gets none, because it could be
 /// anybody's; there the kernel identifies the caller.
 pub(crate) fn admin_key(args: &AdminArgs, way: &AdminEndpoint) -> anyhow::Result<Option<Secret>> {
     let address = match way {
@@ -287,7 +293,7 @@ fn read_key_file(file: &Path) -> anyhow::Result<Secret> {
     text.trim().parse().with_context(|| format!("{} holds no key", file.display()))
 }
 
-/// Whether an address names this host, as it is written.
+/// Whether an address names this host literally.
 fn is_loopback(address: &str) -> bool {
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host).trim_matches(['[', ']']);
     host == "localhost" || host.parse().is_ok_and(|ip: IpAddr| ip.is_loopback())
@@ -315,11 +321,12 @@ async fn connect_within(way: &AdminEndpoint, key: Option<&Secret>, answer: Durat
     Ok(FleetClient::with_interceptor(channel, key.map(BearerAuth::new).unwrap_or_default()))
 }
 
-/// A client over such a connection. The fleet's key is read for it: another controller has another one.
+/// A client over such a connection. The fleet's key is read each time, because another controller
+/// has another key.
 async fn connect_secured(folder: &FleetFolder, answer: Duration) -> anyhow::Result<AdminClient> {
     let key = read_key_file(&folder.operator_key())?;
     let mut stream = Some(open_admin(folder, b"h2").await?);
-    // The address is in the connection already.
+    // The connection is already open, so the address does not matter.
     let target = Endpoint::from_static("http://fleet").timeout(answer);
     let channel = target.connect_with_connector(service_fn(move |_: Uri| {
         let stream = stream.take();
@@ -329,7 +336,7 @@ async fn connect_secured(folder: &FleetFolder, answer: Duration) -> anyhow::Resu
     Ok(FleetClient::with_interceptor(channel, BearerAuth::new(&key)))
 }
 
-/// Whether this user can connect to a socket at all; the error says what to do.
+/// Checks whether this user can connect to a socket at all; the error says what to do.
 async fn check_socket(path: &Path) -> anyhow::Result<()> {
     let connected =
         tokio::time::timeout(CALL_TIMEOUT, UnixStream::connect(path)).await.context("the router does not take the connection")?;

@@ -1,4 +1,5 @@
-//! `hostler advise`: what costs the fleet's engines speed, each with what was seen and what to change.
+//! `hostler advise`: what slows the fleet's engines down, each with the evidence and what to
+//! change.
 
 use clap::Args;
 use serde::Serialize;
@@ -18,7 +19,7 @@ pub(crate) struct AdviseArgs {
     pub(crate) admin: AdminArgs,
 }
 
-/// One finding of one replica; the field names are those of `--json`.
+/// A finding for a replica; the field names are those of `--json`.
 #[derive(Debug, Serialize)]
 struct Advice<'a> {
     replica: &'a str,
@@ -40,7 +41,7 @@ pub(crate) async fn advise(args: &AdviseArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The selected replicas: all, those of a node, or one.
+/// Selected replicas: all, those of a node, or one.
 fn select_replicas<'a>(nodes: &'a [Node], target: Option<&str>) -> anyhow::Result<Vec<&'a Replica>> {
     let replicas = nodes.iter().flat_map(|node| node.replicas.iter().map(move |replica| (node, replica)));
     let meant = |(node, replica): &(&Node, &Replica)| target.is_none_or(|target| node.node == target || replica.id == target);

@@ -11,7 +11,7 @@ pub(crate) async fn agent(settings: &Settings) -> anyhow::Result<()> {
     prepare_and_run(config, shutdown).await
 }
 
-/// Also `hostler up`'s agent.
+/// Prepares and runs an agent, also that of `hostler up`.
 pub(crate) async fn prepare_and_run(config: AgentConfig, shutdown: Shutdown) -> anyhow::Result<()> {
     let agent = tokio::select! {
         agent = Agent::prepare(config) => agent?,

@@ -1,4 +1,5 @@
-//! `hostler batch`: a file of requests, answered. The sending is a crate of its own; here it meets the terminal, the key and signals.
+//! `hostler batch`: answers a file of requests. A crate of its own sends them; this module connects
+//! it to the terminal, the key and signals.
 
 use std::path::Path;
 
@@ -16,7 +17,8 @@ use crate::cluster::{DownArgs, down};
 use crate::fleet_relay::FleetRelay;
 use crate::output::say;
 
-/// The key itself. It is not clap's variable for a flag, because clap would print its value.
+/// Variable that holds the key itself. It is not clap's variable for a flag, because clap would
+/// print its value.
 const KEY_VARIABLE: &str = "OPENAI_API_KEY";
 
 #[derive(Debug, Args)]
@@ -31,7 +33,7 @@ pub(crate) struct BatchCommandArgs {
     down: Vec<String>,
 }
 
-/// Has all requests answered, ends the jobs that nobody needs any more, and says how it went.
+/// Sends all requests, ends the jobs that nobody needs any more, and prints a summary.
 pub(crate) async fn batch(args: &BatchCommandArgs, file: Option<&Path>) -> anyhow::Result<()> {
     let BatchCommandArgs { batch: args, target, down: ended } = args;
     hostler_boot::raise_file_limit();
@@ -51,7 +53,7 @@ pub(crate) async fn batch(args: &BatchCommandArgs, file: Option<&Path>) -> anyho
     Ok(())
 }
 
-/// The whole value of `authorization`.
+/// Full value of the `authorization` header.
 fn key(args: &BatchArgs) -> anyhow::Result<Option<HeaderValue>> {
     let (key, place) = match (&args.key_file, std::env::var(KEY_VARIABLE)) {
         (Some(file), _) => (read_private(file)?, file.display().to_string()),

@@ -1,4 +1,5 @@
-//! `hostler bench`: measures OpenAI endpoints. The measuring is a crate of its own; here it meets the terminal and files.
+//! `hostler bench`: measures OpenAI endpoints. A crate of its own measures; this module connects it
+//! to the terminal and files.
 
 use std::fs;
 use std::io::{IsTerminal, stderr};
@@ -11,7 +12,7 @@ use hostler_bench::{BenchArgs, CommonArgs, report};
 use crate::fleet_relay::FleetRelay;
 use crate::output::say;
 
-/// Measures, shows how far it is, and writes the report.
+/// Measures, shows the progress, and writes the report.
 pub(crate) async fn bench(args: &BenchArgs, config: Option<&Path>) -> anyhow::Result<()> {
     hostler_boot::raise_file_limit();
     let mut args = args.clone();
@@ -24,13 +25,13 @@ pub(crate) async fn bench(args: &BenchArgs, config: Option<&Path>) -> anyhow::Re
     }
     let files = [&args.common.json, &args.common.html];
     for file in files.into_iter().flatten() {
-        // After an hour of measuring it would be too late to report this.
+        // Check now: after an hour of measuring it would be too late to report this.
         writable(file)?;
     }
     let columns = std::env::var("COLUMNS").ok();
     let look = ProgressStyle::choose(args.common.quiet, stderr().is_terminal(), columns.as_deref());
     let mut shown = ProgressWriter::new(stderr(), look);
-    // If nobody reads the progress any more, the measurement still goes on.
+    // The measurement goes on even if nobody reads the progress any more.
     let report = hostler_bench::run(&args, |progress| drop(shown.show(&progress))).await;
     let _ = shown.end();
     let report = report?;

@@ -1,5 +1,7 @@
-//! `hostler connect`: the fleet on a login node, from another machine. It asks for the fleet's address and key over ssh, and forwards a local port
-//! over the same connection, so that people show who they are once. All of it ends with ssh, and ssh with it.
+//! `hostler connect`: reaches the fleet on a login node from another machine.
+//!
+//! It asks for the fleet's address and key over ssh, and forwards a local port over the same
+//! connection, so people log in once. All of it ends with ssh, and ssh ends with it.
 
 use std::fs::{DirBuilder, Permissions};
 use std::io::ErrorKind;
@@ -22,20 +24,20 @@ use crate::env::{ClientAccess, Shell, say_exports};
 use crate::output::complain;
 use crate::trust::write_bundle;
 
-/// A person may have to find a one-time password first.
+/// Time for the login: a person may have to find a one-time password first.
 const LOGIN_TIMEOUT: Duration = Duration::from_secs(180);
 
-/// An open connection forwards a port at once.
+/// Time to forward a port, which an open connection does at once.
 const FORWARD_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// How long ssh may take to close a connection.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The login shell's own words come before the answer.
+/// Most lines read for the answer, which follows the login shell's own output.
 const MAX_LINES: usize = 1000;
 
-/// A login shell, because ~/.local/bin is on no other's PATH. It goes on until this side closes the connection, and says where the fleet is when that
-/// changes.
+/// Remote command in a login shell, because no other shell has ~/.local/bin on its PATH. It runs
+/// until this side closes the connection, and reports where the fleet is whenever that changes.
 const REMOTE_COMMAND: &str = "exec bash -lc 'exec hostler env --json --follow'";
 
 #[derive(Debug, Args)]
@@ -56,10 +58,11 @@ fn parse_destination(text: &str) -> Result<String, &'static str> {
 /// An open connection, whose socket takes further orders.
 struct SshConnection<'a> {
     destination: &'a str,
-    /// With the socket in it, out of others' reach.
+    /// Folder of the socket, out of others' reach.
     folder: TempDir,
     master: Child,
-    /// The other side ends at the end of its input. Apart from `master`, which closes its input when it is waited for.
+    /// Input of the remote command, which ends with it. It is separate from `master`, because
+    /// waiting for a child closes its input.
     input: Option<ChildStdin>,
     lines: Lines<BufReader<ChildStdout>>,
 }
@@ -119,7 +122,7 @@ impl<'a> SshConnection<'a> {
         bail!("the connection to {} has ended (ssh: {ended})", args.destination)
     }
 
-    /// What the fleet's host says of it.
+    /// Reads how to reach the fleet, as its host reports it.
     async fn read_access(&mut self) -> anyhow::Result<ClientAccess> {
         for _ in 0..MAX_LINES {
             let Some(line) = self.lines.next_line().await? else { break };
@@ -132,7 +135,8 @@ impl<'a> SshConnection<'a> {
         bail!(explain_silence(self.destination, ended.ok().and_then(Result::ok)))
     }
 
-    /// Forwards a port of this machine to the fleet's edge. Returns the forwarding, too, as ssh is told of it.
+    /// Forwards a port of this machine to the fleet's edge. Also returns the forwarding in ssh's
+    /// form.
     async fn forward(&self, access: &ClientAccess, port: u16) -> anyhow::Result<(ClientAccess, String)> {
         let target = read_authority(&access.base_url);
         let target = target.with_context(|| {
@@ -146,7 +150,7 @@ impl<'a> SshConnection<'a> {
         Ok((ClientAccess { base_url: format!("https://localhost:{port}/v1"), ..access.clone() }, forwarding))
     }
 
-    /// Tells the connection to begin a forwarding, or to end it; `false` where it does not.
+    /// Makes the connection begin or end a forwarding; `false` if it does not.
     async fn order(&self, order: &str, forwarding: &str) -> anyhow::Result<bool> {
         let mut command = ssh(self.folder.path());
         command.args(["-O", order, "-L", forwarding, "--", self.destination]);
@@ -163,8 +167,10 @@ impl<'a> SshConnection<'a> {
     }
 }
 
-/// Where the certificates for clients of the fleet on this host lie. The file stays: shells name it when the connection has ended, and could reach nobody
-/// by TLS without it.
+/// File on this host with the certificates for clients of the fleet.
+///
+/// The file stays: shells refer to it after the connection has ended, and could reach nobody by TLS
+/// without it.
 fn bundle_file(destination: &str) -> anyhow::Result<PathBuf> {
     let folder = hostler_boot::home::state_dir().context("there is no home folder to keep certificates in")?.join("hostler/connect");
     let made = DirBuilder::new().recursive(true).mode(0o700).create(&folder);
@@ -172,19 +178,21 @@ fn bundle_file(destination: &str) -> anyhow::Result<PathBuf> {
     Ok(std::path::absolute(folder)?.join(bundle_name(destination)))
 }
 
-/// Another name for each host.
+/// File name that differs for each host.
 fn bundle_name(destination: &str) -> String {
     format!("{}.pem", destination.replace('%', "%25").replace('/', "%2F"))
 }
 
-/// ssh with the connection of this folder. It asks for passwords on the terminal, so it stays in this process's group.
+/// ssh with the connection of this folder. It asks for passwords on the terminal, so it stays in
+/// this process's group.
 fn ssh(folder: &Path) -> Command {
     let mut command = Command::new("ssh");
     command.arg("-o").arg(format!("ControlPath={}/s", folder.display()));
     command
 }
 
-/// A port that nobody has under any of the addresses of `localhost`: ssh is content with one of them, and a client with the key may take another.
+/// Finds a port that is free under all addresses of `localhost`: ssh is content with one address,
+/// and a client with the key may use another.
 fn find_port(wanted: Option<u16>) -> anyhow::Result<u16> {
     let taken = |port: u16| format!("another program has port {port} of this machine: choose another one with --port");
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, wanted.unwrap_or(0))).with_context(|| taken(wanted.unwrap_or(0)))?;
@@ -201,7 +209,8 @@ fn read_authority(url: &str) -> Option<&str> {
     url.strip_prefix("https://")?.split('/').next()
 }
 
-/// Why a host has said nothing of a fleet. What it or ssh had to say is on standard error.
+/// Explains why a host did not report a fleet. Messages of the host or of ssh are on standard
+/// error.
 fn explain_silence(destination: &str, ended: Option<ExitStatus>) -> String {
     match ended.and_then(|status| status.code()) {
         Some(255) => format!("ssh cannot connect to {destination}"),

@@ -1,5 +1,5 @@
-//! `hostler controller`: a router and, beside it, the loop that keeps the size of a fleet of batch jobs. It runs on a login or service node, or in a
-//! batch job of its own.
+//! `hostler controller`: a router and, beside it, the loop that keeps the size of a fleet of batch
+//! jobs. It runs on a login or service node, or in a batch job of its own.
 
 mod leaving;
 mod place;
@@ -43,7 +43,8 @@ pub(crate) struct ControllerArgs {
     pub(crate) ensure: bool,
 }
 
-/// Runs both until nothing is wanted any more, or a signal ends them. Jobs then run on.
+/// Runs both until nothing is wanted any more, or a signal ends them. In the latter case jobs run
+/// on.
 pub(crate) async fn controller(
     settings: &Settings,
     args: &ControllerArgs,
@@ -112,7 +113,7 @@ pub(crate) async fn controller(
     folder.write_endpoint(&endpoint)?;
     let mut routing = tokio::spawn(router.run(shutdown.clone()));
     let (runtime, ends) = (Handle::current(), shutdown.clone());
-    // A file system that hangs stops this thread alone.
+    // A hanging file system stops only this thread.
     let mut keeping = tokio::task::spawn_blocking(move || runtime.block_on(controller.run(ends)));
     tokio::select! {
         ended = &mut routing => {
@@ -121,7 +122,7 @@ pub(crate) async fn controller(
             Ok(ended??)
         }
         kept = &mut keeping => {
-            // The next one need not wait for this one's last answers.
+            // The next controller need not wait for this one's last answers.
             drop(lock);
             wait_to_drain(kept?, &place, &shutdown).await;
             shutdown.drain();
@@ -130,7 +131,8 @@ pub(crate) async fn controller(
     }
 }
 
-/// The batch job that this process is in. Its log is where that of every controller of the fleet is: a scheduler shows a job's output late, if at all.
+/// The batch job of this process. It logs to the log of every controller of the fleet, because a
+/// scheduler shows a job's output late, if at all.
 fn enter_job(folder: &FleetFolder) -> anyhow::Result<String> {
     let job = hostler_agent::current_job_id().context("this is no batch job, which --job is for: `hostler up` submits one")?;
     let path = folder.controller_log();
@@ -140,14 +142,15 @@ fn enter_job(folder: &FleetFolder) -> anyhow::Result<String> {
     Ok(job)
 }
 
-/// By which names clients may reach this host.
+/// Names by which clients may reach this host.
 async fn host_names(cluster: &ClusterConfig) -> Vec<String> {
     let mut names = find_host_names().await;
     names.extend(Some(cluster.router_host.clone()).filter(|name| !name.is_empty()));
     certified_names(&names)
 }
 
-/// A router whose clients share this host with other users, in the place of the former one where that is here still.
+/// A router whose clients share this host with other users. It takes the place of the former one if
+/// that is still here.
 async fn bind_on_login_node(router: RouterConfig, former: FormerPorts, cluster: &ClusterConfig) -> Result<Router, StartError> {
     let names = host_names(cluster).await;
     match former {
@@ -156,12 +159,13 @@ async fn bind_on_login_node(router: RouterConfig, former: FormerPorts, cluster: 
     }
 }
 
-/// A router whose clients and operators are on other hosts, all in TLS.
+/// A router whose clients and operators are on other hosts, with TLS throughout.
 async fn bind_in_job(router: RouterConfig, cluster: &ClusterConfig) -> anyhow::Result<Router> {
     let (names, began) = (host_names(cluster).await, Instant::now());
     let router = loop {
         match Router::bind_for_other_hosts(router.clone(), &names).await {
-            // The router of the job before this one may be on this host and drain still: it has ports that are set as long as that takes.
+            // The router of the job before this one may still drain on this host, and holds
+            // configured ports as long as that takes.
             Err(error) if is_in_use(&error) && began.elapsed() < PLACE_PATIENCE => sleep(POLL_INTERVAL).await,
             bound => break bound?,
         }
@@ -184,7 +188,8 @@ fn is_in_use(error: &StartError) -> bool {
     )
 }
 
-/// The endpoint with the addresses that are good on every host, and the key for operators beside it.
+/// Completes the endpoint with addresses that are valid on every host, and writes the key for
+/// operators.
 fn open_to_other_hosts(endpoint: Endpoint, router: &Router, folder: &FleetFolder) -> anyhow::Result<Endpoint> {
     write_private(&folder.operator_key(), format!("{}\n", router.operator_key().reveal()).as_bytes())?;
     let (host, _) = endpoint.agents.rsplit_once(':').unwrap_or((&endpoint.host, ""));
@@ -195,15 +200,15 @@ fn open_to_other_hosts(endpoint: Endpoint, router: &Router, folder: &FleetFolder
     })
 }
 
-/// What becomes of a former controller's ports.
+/// Fate of a former controller's ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum FormerPorts {
     IfFree,
-    /// Its router has them still, and gives them up.
+    /// The former router still has them, and gives them up.
     Taken,
 }
 
-/// Whether the former controller's router is on this host still, and gives up its place.
+/// Whether the former controller's router is still on this host and gives up its place.
 async fn former_ports(former: Option<&Endpoint>) -> FormerPorts {
     match former.filter(|former| former.job.is_none() && former.host == this_host()) {
         Some(former) if is_replaceable(&former.operators_socket).await => FormerPorts::Taken,
@@ -211,7 +216,8 @@ async fn former_ports(former: Option<&Endpoint>) -> FormerPorts {
     }
 }
 
-/// The router's settings, with free ports where none are set. Those of a former controller are taken again: clients have its address.
+/// The router's settings, with free ports unless set. A former controller's ports are used again,
+/// because clients have its address.
 fn configure_router(
     settings: &Settings,
     former: Option<(&Endpoint, FormerPorts)>,
@@ -260,7 +266,7 @@ fn free_port(host: &str, former: Option<&str>) -> u16 {
     }
 }
 
-/// The port at the end of an address or URL.
+/// Port at the end of an address or URL.
 fn port_of(address: &str) -> Option<u16> {
     address.rsplit_once(':')?.1.parse().ok()
 }
@@ -271,7 +277,8 @@ fn describe_endpoint(router: &Router, config: &ClusterConfig, keys_file: &Path) 
     )?;
     let host = this_host();
     let edge = router.edge_address();
-    // Not `localhost`: another user of the host could listen on the other of its addresses, where clients may try first.
+    // Not `localhost`: another user could listen on its other address on this host, which clients
+    // may try first.
     let loopback = edge.ip().to_string();
     let edge_host = if edge.ip().is_loopback() { &loopback } else { &host };
     let agents_host = if config.router_host.is_empty() { &host } else { &config.router_host };

@@ -1,5 +1,7 @@
-//! What starts the fleet's controller again after its host has restarted, or somebody has killed it: a timer of the
-//! user's systemd, or a line of the user's crontab. `hostler init --service` makes it, and `hostler doctor` looks for it.
+//! Restarts the fleet's controller after its host has restarted, or somebody has killed it: a timer
+//! of the user's systemd, or a line of the user's crontab.
+//!
+//! `hostler init --service` makes it, and `hostler doctor` looks for it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +17,7 @@ use crate::output::say;
 /// How long systemd or cron may take to answer.
 const ASK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What starts the controller again on this host.
+/// Service that restarts the controller on this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ControllerService {
     /// A timer of the user's systemd.
@@ -26,7 +28,7 @@ pub(crate) enum ControllerService {
     Crontab,
 }
 
-/// Finds what starts the controller of this folder's fleet again.
+/// Finds the service that restarts the controller of this folder's fleet.
 pub(crate) async fn find_service(folder: &FleetFolder) -> Option<ControllerService> {
     let name = folder.controller_job_name();
     if units().is_some_and(|units| units.join(format!("{name}.timer")).exists()) {
@@ -36,7 +38,7 @@ pub(crate) async fn find_service(folder: &FleetFolder) -> Option<ControllerServi
     table.lines().any(|line| is_line_of(line, &name)).then_some(ControllerService::Crontab)
 }
 
-/// Makes what starts the controller again, and says what it made.
+/// Makes a service that restarts the controller, and says what it made.
 ///
 /// # Errors
 /// When this host has neither a systemd of the user's nor cron, or one of them refuses.
@@ -51,7 +53,7 @@ pub(crate) async fn make_service(folder: &FleetFolder, config: &Path) -> anyhow:
     }
     let table = match ask("crontab", &["-l"], "").await {
         Ok(table) => table,
-        // Who has no table yet is told so by a failure.
+        // crontab fails for a user who has no table yet.
         Err(error) if error.to_string().contains("no crontab") => String::new(),
         Err(error) => bail!(
             "neither systemd nor cron starts programs of yours on this host: {error:#}; ask the site's support, or set cluster.controller = \"job\""
@@ -84,13 +86,14 @@ async fn make_timer(name: &str, command: &[String], environment: &[String]) -> a
     Ok(())
 }
 
-/// Variables by which the controller finds the scheduler's commands and the fleet's folder; systemd and cron have values of their own.
+/// Variables by which the controller finds the scheduler's commands and the fleet's folder. Systemd
+/// and cron have their own values.
 fn kept_environment(variable: impl Fn(&str) -> Option<String>) -> Vec<String> {
     let names = ["PATH", "XDG_CONFIG_HOME", "XDG_STATE_HOME"];
     names.into_iter().filter_map(|name| Some(format!("{name}={}", variable(name)?))).collect()
 }
 
-/// The controller outlives the command that has started it.
+/// Unit that starts the controller, which outlives the starting command.
 fn service_unit(command: &[String], environment: &[String]) -> String {
     let quote = |words: &[String]| words.iter().map(|word| quote_for_systemd(word)).collect::<Vec<_>>().join(" ");
     format!(
@@ -104,7 +107,7 @@ fn service_unit(command: &[String], environment: &[String]) -> String {
 const TIMER_UNIT: &str = "[Unit]\nDescription=Looks every five minutes whether a Hostler fleet has its controller\n\n\
                           [Timer]\nOnStartupSec=30s\nOnUnitInactiveSec=5min\n\n[Install]\nWantedBy=timers.target\n";
 
-/// A word of a unit's line: systemd expands `%` and `$`, and reads escapes.
+/// Quotes a word of a unit's line: systemd expands `%` and `$`, and reads escapes.
 fn quote_for_systemd(word: &str) -> String {
     let escaped = word.replace('\\', "\\\\").replace('"', "\\\"").replace('%', "%%").replace('$', "$$");
     format!("\"{escaped}\"")
@@ -124,7 +127,7 @@ fn is_line_of(line: &str, name: &str) -> bool {
     line.rsplit_once('#').is_some_and(|(_, comment)| comment.trim() == name)
 }
 
-/// Where units of the user's systemd are.
+/// Folder of the user's systemd units.
 fn units() -> Option<PathBuf> {
     Some(hostler_boot::home::config_dir()?.join("systemd/user"))
 }
@@ -133,7 +136,7 @@ async fn is_lingering() -> bool {
     ask("loginctl", &["show-user", "--property=Linger", "--value"], "").await.is_ok_and(|answer| answer.trim() == "yes")
 }
 
-/// What a program of the host prints.
+/// Runs a program of the host, and returns its output.
 async fn ask(program: &str, arguments: &[&str], input: &str) -> anyhow::Result<String> {
     let mut command = Command::new(program);
     command.args(arguments);

@@ -1,5 +1,7 @@
-//! `hostler doctor`: what keeps a fleet of batch jobs from working here, on a login node or inside of a job. It asks the host with deadlines;
-//! `findings` says what the answers mean.
+//! `hostler doctor`: finds what keeps a fleet of batch jobs from working here, on a login node or
+//! inside a job.
+//!
+//! This module queries the host with deadlines; `findings` interprets the answers.
 
 mod findings;
 
@@ -31,19 +33,19 @@ use crate::controller_service::find_service;
 use crate::output::{describe, say};
 use crate::settings::user_key_file;
 
-/// A login shell that loads modules from a busy file system.
+/// Deadline of a login shell, which may load modules from a busy file system.
 const SHELL_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Files on a file system that is away.
+/// Deadline of reading files, which may be on a file system that is away.
 const FILE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The driver of a GPU that has failed may never answer.
+/// Deadline of the driver: that of a failed GPU may never answer.
 const DRIVER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A walltime that every queue takes.
 const SHORT_WALLTIME: Duration = Duration::from_secs(600);
 
-/// No job has this name: the scheduler only has to answer.
+/// A name that no job has: the scheduler only has to answer.
 const ASKED_NAME: &str = "hostler-doctor";
 
 #[derive(Debug, Args)]
@@ -53,7 +55,7 @@ pub(crate) struct DoctorArgs {
     model: Option<String>,
 }
 
-/// Prints what it finds; fails where something is a problem.
+/// Prints the findings; fails if one is a problem.
 pub(crate) async fn doctor(settings: &Settings, args: &DoctorArgs) -> anyhow::Result<()> {
     let findings = examine_host(settings, args.model.as_deref()).await?;
     findings.iter().flat_map(CheckResult::lines).for_each(|line| say(&line));
@@ -64,7 +66,7 @@ pub(crate) async fn doctor(settings: &Settings, args: &DoctorArgs) -> anyhow::Re
     }
 }
 
-/// What it finds, with this model instead of that of the settings.
+/// Examines this host, with this model instead of that of the settings.
 pub(crate) async fn examine_host(settings: &Settings, model: Option<&str>) -> anyhow::Result<Vec<CheckResult>> {
     let (router, cluster): (RouterConfig, ClusterConfig) = (settings.section("router")?, settings.section("cluster")?);
     let mut agent: AgentConfig = settings.section("agent")?;
@@ -117,7 +119,8 @@ async fn gather(router: &RouterConfig, agent: &AgentConfig, cluster: &ClusterCon
     }
 }
 
-/// Why no node could run a job with these settings; `None` where one could, or the scheduler does not say.
+/// Why no node could run a job with these settings; `None` if one could, or the scheduler does not
+/// say.
 async fn find_obstacle(scheduler: Scheduler, cluster: &ClusterConfig, folder: &FleetFolder) -> Option<String> {
     let entry = FleetEntry {
         name: "doctor".to_owned(),
@@ -135,7 +138,7 @@ fn set_variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-/// What ends processes of users here, as far as a user can see it. A site may have other means.
+/// Rule that ends users' processes here, as far as a user can see it. A site may have other means.
 fn find_process_limit() -> Option<String> {
     if let Some(seconds) = getrlimit(Resource::Cpu).current {
         return Some(format!("after {} of CPU time, `ulimit -t`", humantime::format_duration(Duration::from_secs(seconds))));
@@ -150,7 +153,7 @@ fn kills_at_logout(text: &str) -> bool {
     text.lines().filter_map(|line| line.trim().strip_prefix("KillUserProcesses=")).any(is_on)
 }
 
-/// Where the router's socket would be, with the longest port.
+/// Path of the router's socket, with the longest port.
 fn router_socket(router: &RouterConfig) -> PathBuf {
     if !router.operators_socket.as_os_str().is_empty() {
         return std::path::absolute(&router.operators_socket).unwrap_or_else(|_| router.operators_socket.clone());
@@ -174,7 +177,8 @@ async fn ask_scheduler(cluster: &ClusterConfig) -> Result<Scheduler, String> {
     Ok(scheduler)
 }
 
-/// What is set up, the state folder, and how many seconds this host's clock is ahead of that folder's file server.
+/// The fleet's setup, the state folder, and how many seconds this host's clock is ahead of that
+/// folder's file server.
 type FileAnswers = (Result<PathBuf, String>, Result<FleetFolder, String>, Option<i64>);
 
 async fn ask_files(router: RouterConfig, cluster: ClusterConfig) -> FileAnswers {
@@ -203,7 +207,7 @@ fn check_fleet(router: &RouterConfig) -> anyhow::Result<PathBuf> {
     Ok(router.tls_dir.clone())
 }
 
-/// The time of a new file is that of the server which keeps it, where there is one.
+/// Compares this host's clock with that of the file server, which dates a new file if there is one.
 fn compare_clocks(folder: &Path) -> Option<i64> {
     let mut file = tempfile::NamedTempFile::new_in(folder).ok()?;
     file.write_all(b"clock").and_then(|()| file.as_file().sync_all()).ok()?;
@@ -234,7 +238,7 @@ async fn ask_shell(agent: &AgentConfig, cluster: &ClusterConfig) -> (InstalledEn
         Ok(None) => ("".into(), format!("a login shell with cluster.setup did not end within {} s", SHELL_TIMEOUT.as_secs())),
         Err(error) => ("".into(), format!("cannot run bash: {error}")),
     };
-    // What the shell itself printed comes before.
+    // The shell's own output comes before the answer.
     let last: Vec<&str> = printed.rsplit('\n').take(VARIABLES.len() + 1).collect();
     let found = last.first().filter(|path| !path.is_empty()).map(|path| (*path).to_owned());
     let engine = match found {
@@ -247,7 +251,7 @@ async fn ask_shell(agent: &AgentConfig, cluster: &ClusterConfig) -> (InstalledEn
     (engine, model)
 }
 
-/// The GPUs of the job; a login node needs none.
+/// GPUs of the job; a login node needs none.
 async fn ask_driver(agent: &AgentConfig, is_in_job: bool) -> Option<Result<Vec<String>, String>> {
     if !is_in_job || agent.engine == EngineKind::Simulated {
         return None;

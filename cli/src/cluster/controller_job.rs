@@ -1,4 +1,5 @@
-//! The fleet's controller as a batch job: whether there is one, how one is submitted, and what is said while it waits in the queue.
+//! The fleet's controller as a batch job: finds or submits it, and shows its state while it waits
+//! in the queue.
 
 use std::time::{Duration, Instant};
 
@@ -14,13 +15,15 @@ use crate::output::say;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// How often the scheduler is asked, as people do.
+/// How often the scheduler is queried, as people do.
 const ASK_INTERVAL: Duration = Duration::from_secs(5);
 
-/// A job that was just submitted, or one that follows another, may not be listed for so long.
+/// Time for which a job may be missing from the list after it was submitted, or as the follower of
+/// another.
 const LIST_LAG: Duration = Duration::from_secs(15);
 
-/// Jobs of the fleet's controllers may take so long to end after the last one has left. Schedulers have up to half a minute from SIGTERM to SIGKILL.
+/// Time in which the fleet's controller jobs end after the last one has left. Schedulers take up to
+/// half a minute from SIGTERM to SIGKILL.
 const END_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// Submits a job for the controller, unless there is one; returns its id.
@@ -38,14 +41,15 @@ pub(super) async fn ensure_job(fleet: &Fleet) -> anyhow::Result<String> {
     Scheduler::submit(submission).await.context("the controller's job was not submitted, as far as is known")
 }
 
-/// What is submitted, where no other controller is to be followed.
+/// Submission of the controller's job if it follows no other controller.
 pub(super) fn render(fleet: &Fleet, scheduler: Scheduler) -> anyhow::Result<RenderedSubmission> {
     let program = std::env::current_exe().context("this program does not know its own path")?;
     let program = JobProgram { program: &program, config: fleet.file.as_deref() };
     Ok(scheduler.render(&build_controller_submission(&fleet.config, &fleet.folder, &program, None)))
 }
 
-/// Says what the controller's job waits for, until the controller runs. A job that died is not submitted again: it would die again.
+/// Shows what the controller's job waits for until the controller runs. A job that died is not
+/// submitted again: it would die again.
 pub(super) async fn wait_until_runs(fleet: &Fleet) -> anyhow::Result<Endpoint> {
     let scheduler = fleet.config.find_scheduler()?;
     let (mut said, mut asked, mut listed) = (String::new(), None::<Instant>, Instant::now());
@@ -68,7 +72,8 @@ pub(super) async fn wait_until_runs(fleet: &Fleet) -> anyhow::Result<Endpoint> {
             } else if listed.elapsed() >= LIST_LAG {
                 let logs = fleet.folder.job_logs();
                 let log = fleet.folder.controller_log();
-                // A controller's own words are in its log; those of a job that did not come to it are the scheduler's to show.
+                // A controller writes to its own log. The scheduler shows the output of a job that
+                // did not get that far.
                 let words = last_words_of([log.clone()], fleet.began).or_else(|| last_words(&logs, fleet.began));
                 let cause = words.map(|words| format!(": {words}")).unwrap_or_default();
                 bail!("the controller's job has ended{cause}; see {} and {}", log.display(), logs.display());
@@ -78,13 +83,16 @@ pub(super) async fn wait_until_runs(fleet: &Fleet) -> anyhow::Result<Endpoint> {
     }
 }
 
-/// Ends all jobs of the fleet's controllers, first those that wait. One that runs has a moment to end by itself. Where something is wanted again, by
-/// another command, they are that one's.
+/// Ends all jobs of the fleet's controllers, first those that wait. A running one has a moment to
+/// end by itself.
+///
+/// If another command wants something again, the jobs belong to that command and stay.
 pub(super) async fn end_jobs(fleet: &Fleet, patience: Duration) -> anyhow::Result<()> {
     let (scheduler, began) = (fleet.config.find_scheduler()?, Instant::now());
     loop {
         let jobs = scheduler.list(&fleet.folder.controller_job_name()).await?;
-        // In this order: who submits one of them has written down before what is wanted.
+        // The order matters: whoever submits one of these jobs has written down before what is
+        // wanted.
         if jobs.is_empty() || !fleet.folder.entries()?.is_empty() {
             return Ok(());
         }
@@ -99,11 +107,11 @@ pub(super) async fn end_jobs(fleet: &Fleet, patience: Duration) -> anyhow::Resul
     }
 }
 
-/// Those that may still bring a controller.
+/// Jobs that may still start a controller.
 async fn list_jobs(fleet: &Fleet, scheduler: Scheduler) -> anyhow::Result<Vec<ScheduledJob>> {
     let mut jobs = scheduler.list(&fleet.folder.controller_job_name()).await?;
     jobs.retain(|job| job.state != JobState::Ending);
-    // The one that runs is nearer than the one that follows it.
+    // A running job is nearer than the one that follows it.
     jobs.sort_by_key(|job| !job.state.has_started());
     Ok(jobs)
 }

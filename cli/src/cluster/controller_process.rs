@@ -1,4 +1,5 @@
-//! The fleet's controller as a process: whether one runs, and how it is started in the background of this host.
+//! The fleet's controller as a process: finds a running one, or starts it in the background of this
+//! host.
 
 use std::fs::File;
 use std::io;
@@ -16,20 +17,22 @@ use super::Fleet;
 use crate::file_end::read_end;
 use crate::host_names::this_host;
 
-/// How long a controller may take until it says where it is reached. It waits for a submission of the one before it, and binds its ports.
+/// Time in which a controller publishes its endpoint. It waits for a submission of the one before
+/// it, and binds its ports.
 const START_TIMEOUT: Duration = Duration::from_secs(150);
 
-/// How long a controller may take until it leaves its place: a command of the scheduler may run for a minute.
+/// Time in which a controller leaves its place: a command of the scheduler may run for a minute.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(75);
 
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How much of the end of a log is read for its last lines.
+/// Bytes at the end of a log that are read for its last lines.
 const LOG_TAIL: u64 = 8192;
 
 const SHOWN_LINES: usize = 8;
 
-/// Looks on whether the fleet's controller lives: the time of its endpoint changes. No two clocks are compared, and nothing is written.
+/// Watches whether the time of the controller's endpoint changes, which shows that the controller
+/// lives. No two clocks are compared, and nothing is written.
 #[derive(Debug)]
 pub(super) struct HeartbeatWatch {
     last: Option<SystemTime>,
@@ -54,18 +57,19 @@ impl HeartbeatWatch {
     }
 }
 
-/// Where the running controller is reached; `None` where none runs. One on another host, or in a job, is known by its heartbeat.
+/// Endpoint of the running controller; `None` if none runs. A controller on another host, or in a
+/// job, is known by its heartbeat.
 pub(super) async fn find_controller(folder: &FleetFolder) -> anyhow::Result<Option<Endpoint>> {
     let Some(endpoint) = folder.endpoint()? else { return Ok(None) };
     let is_here = endpoint.job.is_none() && endpoint.host == this_host();
-    // The router of one that ends may finish its streams for long.
+    // The router of an ending controller may finish its streams for a long time.
     let is_alive =
         if is_here { is_live(&endpoint.operators_socket).await && !folder.has_controller_left()? } else { !folder.is_controller_gone()? };
     Ok(Some(endpoint).filter(|_| is_alive))
 }
 
-/// Starts the controller on this host unless one runs, and waits until it says where it is reached. `None` where it has found nothing to do and has
-/// ended.
+/// Starts the controller on this host unless one runs, and waits for its endpoint. Returns `None`
+/// if it has found nothing to do and has ended.
 pub(super) async fn ensure_process(fleet: &Fleet) -> anyhow::Result<Option<Endpoint>> {
     if let Some(endpoint) = find_controller(&fleet.folder).await? {
         return Ok(Some(endpoint));
@@ -87,7 +91,8 @@ pub(super) async fn ensure_process(fleet: &Fleet) -> anyhow::Result<Option<Endpo
     bail!("the controller did not start; the end of its log {}:\n{}", log.display(), lines.join("\n"))
 }
 
-/// Has the controller of this host leave its place, and waits until it has. Its router finishes what it has.
+/// Makes this host's controller leave its place, and waits until it has. Its router finishes its
+/// answers.
 pub(super) async fn end_process(folder: &FleetFolder, controller: &Endpoint) -> anyhow::Result<()> {
     let pid = i32::try_from(controller.pid).ok().and_then(Pid::from_raw).context("the controller's process has no number")?;
     kill_process(pid, Signal::TERM).with_context(|| format!("cannot end the controller, process {}", controller.pid))?;
@@ -101,7 +106,7 @@ pub(super) async fn end_process(folder: &FleetFolder, controller: &Endpoint) -> 
     Ok(())
 }
 
-/// A process in a session of its own, which goes on when the terminal is gone.
+/// Starts the controller in a session of its own, so it outlives the terminal.
 fn spawn_controller(fleet: &Fleet) -> anyhow::Result<Child> {
     let path = fleet.folder.controller_log();
     let log = File::options().create(true).append(true).mode(0o600).open(&path);
@@ -115,7 +120,7 @@ fn spawn_controller(fleet: &Fleet) -> anyhow::Result<Child> {
     command.spawn().with_context(|| format!("cannot start {}", program.display()))
 }
 
-/// Whether another controller holds the place: one that was started at the same time.
+/// Whether another controller, started at the same time, holds the place.
 fn is_another_starting(folder: &FleetFolder) -> anyhow::Result<bool> {
     match folder.lock_controller(Duration::ZERO) {
         Ok(_) => Ok(false),

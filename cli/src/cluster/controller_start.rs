@@ -1,4 +1,5 @@
-//! How a command has the fleet's controller run: as a process of this host or as a batch job, as `cluster.controller` says.
+//! Starts the fleet's controller for a command: as a process of this host or as a batch job,
+//! according to `cluster.controller`.
 
 use std::fmt;
 
@@ -11,11 +12,11 @@ use super::controller_process::{end_process, ensure_process, find_controller};
 use crate::host_names::this_host;
 use crate::output::say;
 
-/// The controller that keeps the fleet, or is to.
+/// The controller that keeps the fleet, or will.
 #[derive(Debug)]
 pub(super) enum FoundController {
     Running(Box<Endpoint>),
-    /// The batch job that is to bring it, by its id.
+    /// Id of the batch job that will start the controller.
     Submitted(String),
 }
 
@@ -31,7 +32,7 @@ impl fmt::Display for FoundController {
     }
 }
 
-/// Has the controller run, now or as soon as its job starts.
+/// Makes the controller run, now or as soon as its job starts.
 ///
 /// # Errors
 /// When it cannot be started or submitted, or has found nothing to keep.
@@ -50,10 +51,11 @@ pub(super) async fn ensure_controller(fleet: &Fleet) -> anyhow::Result<FoundCont
     }
 }
 
-/// As `ensure_controller`. One that a command of another program has started on this host is replaced.
+/// Like `ensure_controller`, but replaces a controller that a command of another program has
+/// started on this host.
 ///
 /// # Errors
-/// As for `ensure_controller`, and when that one does not leave its place.
+/// As for `ensure_controller`, and when the old controller does not leave its place.
 pub(super) async fn ensure_current_controller(fleet: &Fleet) -> anyhow::Result<FoundController> {
     let own = ProgramFile::of_this_process(env!("CARGO_PKG_VERSION")).context("this program does not know its own file")?;
     if let Some(endpoint) = find_controller(&fleet.folder).await?
@@ -69,7 +71,8 @@ pub(super) async fn ensure_current_controller(fleet: &Fleet) -> anyhow::Result<F
     ensure_controller(fleet).await
 }
 
-/// What a controller runs that is to be replaced by one of this program. One in a job gets its program with the next job.
+/// The other program of a controller that this program must replace. A controller in a job gets its
+/// program with the next job.
 fn find_other_program<'a>(endpoint: &'a Endpoint, own: &ProgramFile, this_host: &str) -> Option<&'a ProgramFile> {
     let program = endpoint.program.as_ref().filter(|_| endpoint.job.is_none() && endpoint.host == this_host);
     program.filter(|program| *program != own)

@@ -1,4 +1,4 @@
-//! `hostler down`: ends models that are up, and looks on until no job of theirs is left.
+//! `hostler down`: ends models that are up, and watches until none of their jobs is left.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -19,10 +19,12 @@ use crate::output::say;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// The controller cancels a job that was asked to leave after ten minutes; the rest is for the scheduler.
+/// Deadline for the end of all jobs. The controller cancels a draining job after ten minutes; the
+/// rest is for the scheduler.
 const END_TIMEOUT: Duration = Duration::from_secs(20 * 60);
 
-/// How long the controller's own job may take to end by itself once nothing is left to keep. Its router finishes running answers first.
+/// Time in which the controller's own job ends by itself once nothing is left to keep. Its router
+/// finishes running answers first.
 const CONTROLLER_PATIENCE: Duration = Duration::from_secs(40);
 
 #[derive(Debug, Args)]
@@ -40,7 +42,7 @@ pub(crate) async fn down(args: &DownArgs, file: Option<&Path>) -> anyhow::Result
     let is_last = fleet.folder.entries()?.is_empty();
     let ending = async {
         if is_in_job && is_last && find_controller(&fleet.folder).await?.is_none() {
-            // It may wait in the queue for hours, or come just now.
+            // The job may wait in the queue for hours, or start right now.
             end_jobs(&fleet, Duration::ZERO).await?;
         }
         let remembered = fleet.folder.remembered()?;
@@ -81,7 +83,8 @@ pub(crate) async fn down(args: &DownArgs, file: Option<&Path>) -> anyhow::Result
     Ok(())
 }
 
-/// Removes the entries of these names, or all; returns what is to be gone, which includes what an earlier `down` has not seen to its end.
+/// Removes the entries of these names, or all. Returns the names to wait for, including those that
+/// an earlier `down` has not waited for.
 fn remove_entries(folder: &FleetFolder, names: &[String]) -> anyhow::Result<Vec<String>> {
     let leftover = folder.remembered()?;
     folder.change_entries(|entries| {
@@ -102,7 +105,7 @@ fn remove_entries(folder: &FleetFolder, names: &[String]) -> anyhow::Result<Vec<
     })?
 }
 
-/// Says which jobs of these entries are left, until none is.
+/// Shows which jobs of these entries are left, until none is.
 async fn until_gone(folder: &FleetFolder, names: &[String], began: SystemTime) -> anyhow::Result<()> {
     let (mut said, mut heartbeat) = (BTreeSet::new(), HeartbeatWatch::new());
     while folder.endpoint()?.is_some() {

@@ -1,4 +1,4 @@
-//! The entries of a fleet by their names: which one a command means, and what a new one is called. Pure.
+//! Finds a fleet's entries by name, and names new ones. Pure.
 
 use std::path::Path;
 use std::time::SystemTime;
@@ -6,13 +6,13 @@ use std::time::SystemTime;
 use anyhow::bail;
 use hostler_cluster::FleetEntry;
 
-/// Bytes of the longest name.
+/// Most bytes in a name.
 const MAX_NAME_BYTES: usize = 64;
 
-/// Reads how many nodes an entry is to have.
+/// Parses the number of nodes of an entry.
 ///
 /// # Errors
-/// For none at all, which is what `hostler down` is for.
+/// For zero, which is the job of `hostler down`.
 pub(super) fn parse_nodes(text: &str) -> Result<u32, String> {
     match text.parse() {
         Ok(0) => Err("a model is served by one node or more; `hostler down` ends all of them".into()),
@@ -21,7 +21,8 @@ pub(super) fn parse_nodes(text: &str) -> Result<u32, String> {
     }
 }
 
-/// What an entry is called that was given no name: the last part of its model, with `-` for what a name may not have.
+/// Default name of an entry: the last part of its model, with `-` for characters that a name may
+/// not have.
 pub(super) fn name_of_model(model: &str) -> String {
     let last = Path::new(model).file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
     let is_of_names = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
@@ -30,10 +31,10 @@ pub(super) fn name_of_model(model: &str) -> String {
     if name.is_empty() { "model".to_owned() } else { name.to_owned() }
 }
 
-/// The entry of that name; without a name the only one.
+/// The entry of this name; without a name, the only one.
 ///
 /// # Errors
-/// Names those that there are.
+/// The error lists the existing entries.
 pub(super) fn find_entry(entries: &[FleetEntry], name: Option<&str>) -> anyhow::Result<FleetEntry> {
     let found = match name {
         Some(name) => entries.iter().find(|entry| entry.name == name),
@@ -50,15 +51,15 @@ pub(super) fn find_entry(entries: &[FleetEntry], name: Option<&str>) -> anyhow::
     }
 }
 
-/// When an entry is asked for, as it is written.
+/// Current time in the form of an entry's `asked`.
 pub(super) fn milliseconds_since_1970() -> u64 {
     u64::try_from(SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis()).unwrap_or_default()
 }
 
-/// Adds an entry, or puts it in the place of the one of its name.
+/// Adds an entry, or replaces the one of its name.
 ///
 /// # Errors
-/// When that one is of another model.
+/// When the existing entry has another model.
 pub(super) fn put_entry(entries: &mut Vec<FleetEntry>, new: FleetEntry) -> anyhow::Result<()> {
     match entries.iter_mut().find(|entry| entry.name == new.name) {
         Some(old) if old.model != new.model => {

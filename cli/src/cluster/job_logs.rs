@@ -1,4 +1,4 @@
-//! What jobs have printed last, for who waits for them.
+//! Last output of jobs, for people who wait for them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,8 @@ use std::time::SystemTime;
 
 use super::controller_process::last_lines;
 
-/// How lines of Slurm's own programs begin: they tell the exit code of what was started, which has said before why.
+/// Prefixes of lines from Slurm's own programs. Such lines report the exit code of a program that
+/// has already said why it failed.
 const LAUNCHERS: [&str; 2] = ["srun: ", "slurmstepd: "];
 
 /// The last line that a job has printed since then.
@@ -14,7 +15,7 @@ pub(super) fn last_words(logs: &Path, since: SystemTime) -> Option<String> {
     last_words_of(fs::read_dir(logs).ok()?.filter_map(|entry| entry.ok().map(|entry| entry.path())), since)
 }
 
-/// The last line of the file that was written last, since then.
+/// Last line of the most recently written file, if written since then.
 pub(super) fn last_words_of(files: impl IntoIterator<Item = PathBuf>, since: SystemTime) -> Option<String> {
     let dated = files.into_iter().filter_map(|path| Some((path.metadata().ok()?.modified().ok()?, path)));
     let (_, newest) = dated.filter(|(changed, _)| *changed >= since).max()?;

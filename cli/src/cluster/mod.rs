@@ -1,5 +1,8 @@
-//! The commands that say what is wanted of a fleet of batch jobs: `hostler up --nodes`, `wait`, `scale` and `down`. They write it into the fleet's
-//! folder, start the controller where none runs, and look on. The controller does the rest.
+//! Commands that set what is wanted of a fleet of batch jobs: `hostler up --nodes`, `wait`, `scale`
+//! and `down`.
+//!
+//! They write it into the fleet's folder, start the controller if none runs, and watch. The
+//! controller does the rest.
 
 mod controller_job;
 mod controller_process;
@@ -32,12 +35,12 @@ pub(crate) use self::up::{UpArgs, up};
 pub(crate) use self::wait::{WAIT_EXIT_CODES, WaitArgs, wait};
 pub(crate) use self::watch::WatchError;
 
-/// The user's fleet: its settings, its folder, and the file that the settings are from.
+/// The user's fleet: its settings, its folder, and the settings file.
 #[derive(Debug)]
 struct Fleet {
     config: ClusterConfig,
     folder: FleetFolder,
-    /// Absolute: jobs read it, too.
+    /// Absolute path, because jobs read the file, too.
     file: Option<PathBuf>,
     /// When this command began.
     began: SystemTime,
@@ -48,7 +51,7 @@ impl Fleet {
         Self::with_folder(file, FleetFolder::open)
     }
 
-    /// To show what would be done: nothing is made.
+    /// Opens the fleet without making anything, to show what would be done.
     fn peek(file: Option<&Path>) -> anyhow::Result<Self> {
         Self::with_folder(file, FleetFolder::peek)
     }
@@ -60,7 +63,7 @@ impl Fleet {
         Ok(Self { config, folder, file, began: SystemTime::now() })
     }
 
-    /// How its jobs are to be submitted from now on.
+    /// Settings with which jobs are submitted from now on.
     fn job_settings(&self, agent: &AgentConfig) -> anyhow::Result<JobSettings> {
         Ok(JobSettings {
             program: std::env::current_exe().context("this program does not know its own path")?,
@@ -70,7 +73,8 @@ impl Fleet {
         })
     }
 
-    /// Refuses the fleet of another cluster. A host that has no scheduler's commands is of none: there the fleet's controller alone does what is said.
+    /// Rejects the fleet of another cluster. On a host without a scheduler's commands there is
+    /// nothing to compare; the fleet's controller alone carries out the change there.
     async fn check_scheduler(&self) -> anyhow::Result<()> {
         if let Ok(scheduler) = self.config.find_scheduler() {
             check_scheduler(&self.folder, scheduler).await?;
@@ -79,7 +83,7 @@ impl Fleet {
     }
 }
 
-/// Has the controller run where something is wanted, or jobs are left of what was.
+/// Starts the controller if something is wanted, or jobs are left from before.
 pub(crate) async fn ensure(file: Option<&Path>) -> anyhow::Result<()> {
     let fleet = Fleet::open(file)?;
     if fleet.folder.entries()?.is_empty() && fleet.folder.remembered()?.is_empty() {
@@ -89,7 +93,7 @@ pub(crate) async fn ensure(file: Option<&Path>) -> anyhow::Result<()> {
     ensure_controller(&fleet).await.map(drop)
 }
 
-/// Says which jobs the controller submits anew, and which it leaves, where jobs were submitted with other settings until now.
+/// If the settings have changed, shows which jobs the controller resubmits and which it leaves.
 fn say_changed_settings(fleet: &Fleet, has_changed: bool) -> anyhow::Result<()> {
     let Some(status) = fleet.folder.status()?.filter(|_| has_changed) else { return Ok(()) };
     let jobs: Vec<&JobStatus> = status.entries.iter().flat_map(|entry| &entry.jobs).collect();

@@ -1,4 +1,5 @@
-//! What is said of an entry's jobs while somebody waits for them: each thing once, until it changes. Pure.
+//! Describes an entry's jobs to somebody who waits for them: each line once, until it changes.
+//! Pure.
 
 use std::collections::BTreeSet;
 
@@ -6,30 +7,30 @@ use hostler_controller::{EntryStatus, JobStatus};
 
 use crate::output::time_in_words;
 
-/// How many jobs of a line are named.
+/// Number of jobs named in a line.
 const NAMED_JOBS: usize = 3;
 
-/// After so many failures while somebody waits, the rest is not waited for.
+/// Failures during a wait after which the wait is given up.
 const MOST_FAILURES: u32 = 3;
 
-/// Remembers what has been said of an entry.
+/// Lines already shown for an entry.
 #[derive(Debug, Default)]
 pub(super) struct EntryProgress {
     said: BTreeSet<String>,
 }
 
-/// How an entry stands for those who wait for it.
+/// Outlook of an entry for those who wait for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outlook {
-    /// Its jobs are on their way.
+    /// Jobs of the entry are on their way.
     Coming,
-    /// It has all the nodes that it wants.
+    /// The entry has all the nodes that it wants.
     Ready,
-    /// Its jobs fail, or the scheduler takes none.
+    /// Jobs of the entry fail, or the scheduler takes none.
     Failing,
 }
 
-/// A line, and what of it has to change for it to be said again.
+/// A line, and the part that has to change for it to be shown again.
 #[derive(Debug)]
 struct Told {
     key: String,
@@ -43,14 +44,14 @@ impl Told {
 }
 
 impl EntryProgress {
-    /// The lines to say now.
+    /// Lines to show now.
     pub(super) fn lines(&mut self, entry: &EntryStatus, trouble: &str) -> Vec<String> {
         let mut told = describe(entry);
         told.extend(describe_trouble(trouble));
         self.take(told)
     }
 
-    /// The same while nothing is known of the entry.
+    /// Lines to show while nothing is known of the entry.
     pub(super) fn trouble_lines(&mut self, trouble: &str) -> Vec<String> {
         self.take(describe_trouble(trouble).into_iter().collect())
     }
@@ -62,7 +63,7 @@ impl EntryProgress {
     }
 }
 
-/// How an entry stands that had failed so many times before somebody began to wait.
+/// Judges an entry that had this many failures before somebody began to wait.
 pub(super) fn judge(entry: &EntryStatus, failures_before: u32) -> Outlook {
     if entry.ready >= entry.wanted {
         return Outlook::Ready;
@@ -73,12 +74,12 @@ pub(super) fn judge(entry: &EntryStatus, failures_before: u32) -> Outlook {
     if nothing_comes || fails_again { Outlook::Failing } else { Outlook::Coming }
 }
 
-/// The jobs that are left of an entry that ends, whatever each does last.
+/// Describes the jobs left of an ending entry, whatever state they are in.
 pub(super) fn describe_ending(entry: &EntryStatus) -> String {
     format!("ending    {}", name_jobs(&entry.jobs.iter().collect::<Vec<_>>()))
 }
 
-/// What follows for these jobs from other settings than those that they were submitted with.
+/// Describes what happens to these jobs because the settings have changed since their submission.
 pub(super) fn describe_changed_settings(jobs: &[&JobStatus]) -> Vec<String> {
     let (waiting, others): (Vec<&JobStatus>, Vec<&JobStatus>) =
         jobs.iter().partition(|job| matches!(job.state.as_str(), "queued" | "held"));
@@ -126,7 +127,7 @@ fn describe(entry: &EntryStatus) -> Vec<Told> {
     told
 }
 
-/// Jobs in the same state, which the scheduler says the same of.
+/// Describes jobs in the same state for which the scheduler gives the same reason.
 fn describe_jobs(first: &JobStatus, jobs: &[&JobStatus]) -> Told {
     let (word, remark) = match first.state.as_str() {
         "waiting for its agent" => ("running", " its agent is starting".to_owned()),

@@ -1,4 +1,4 @@
-//! `hostler scale`: another number of nodes for a model that is up.
+//! `hostler scale`: changes the number of nodes of a model that is up.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! `hostler up` with a number of nodes: an entry of the fleet, whose nodes are batch jobs.
+//! `hostler up` with a number of nodes: adds an entry to the fleet, whose nodes are batch jobs.
 
 use std::path::Path;
 use std::time::Duration;
@@ -57,7 +57,7 @@ pub(crate) struct UpArgs {
 }
 
 impl UpArgs {
-    /// The settings, with the model that is named.
+    /// Loads the settings, with the model named here.
     pub(crate) fn load(&self, given: &CommandFlags<'_>, file: Option<&Path>) -> anyhow::Result<Settings> {
         let mut settings = given.load(file, Some(&self.engine))?;
         if let Some(model) = &self.model {
@@ -66,7 +66,7 @@ impl UpArgs {
         Ok(settings)
     }
 
-    /// Whether batch jobs are to serve it.
+    /// Whether batch jobs are to serve the model.
     pub(crate) fn is_for_jobs(&self) -> bool {
         self.size().is_some()
     }
@@ -96,7 +96,7 @@ impl UpArgs {
     }
 }
 
-/// Writes the entry, has it carried out, and looks on until it serves.
+/// Writes the entry, has it carried out, and watches until it serves.
 pub(crate) async fn up(args: &UpArgs, given: &CommandFlags<'_>, settings: &Settings, file: Option<&Path>) -> anyhow::Result<()> {
     refuse_local_flags(given)?;
     let agent: AgentConfig = settings.section("agent")?;
@@ -124,7 +124,8 @@ pub(crate) async fn up(args: &UpArgs, given: &CommandFlags<'_>, settings: &Setti
     watch.run(WATCH_TIMEOUT).await
 }
 
-/// Flags of this machine's router and agent do not reach jobs, and none is to be lost silently.
+/// Rejects flags of this machine's router and agent: they do not reach jobs, and must not be lost
+/// silently.
 fn refuse_local_flags(given: &CommandFlags<'_>) -> anyhow::Result<()> {
     let flags: Vec<String> = given.given_of(&settings::roles()).into_iter().filter(|flag| flag != "--model").collect();
     if flags.is_empty() {
@@ -142,7 +143,8 @@ fn check_initialised(router: &RouterConfig) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Says why no node could run a job of this entry. The scheduler would have it wait for ever, and it may know better.
+/// Warns if no node could run a job of this entry. The scheduler would let it wait forever, but it
+/// may know better.
 async fn warn_of_obstacle(fleet: &Fleet, scheduler: Scheduler, entry: &FleetEntry) -> anyhow::Result<()> {
     let program = std::env::current_exe().context("this program does not know its own path")?;
     let agent = JobProgram { program: &program, config: fleet.file.as_deref() };
@@ -153,7 +155,7 @@ async fn warn_of_obstacle(fleet: &Fleet, scheduler: Scheduler, entry: &FleetEntr
     Ok(())
 }
 
-/// Prints what is submitted first, as command lines for a shell.
+/// Prints the first submission as shell command lines.
 fn show_submission(fleet: &Fleet, scheduler: Scheduler, entry: &FleetEntry) -> anyhow::Result<()> {
     let parts = match entry.size {
         FleetSize::Fixed(nodes) => nodes,

@@ -1,4 +1,4 @@
-//! `hostler wait`: for scripts, which go on when a model serves.
+//! `hostler wait`: waits until a model serves, for scripts.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use super::controller_start::ensure_controller;
 use super::entries::find_entry;
 use super::watch::Watch;
 
-/// How `hostler wait` ends, for its help.
+/// Exit codes of `hostler wait`, for its help.
 pub(crate) const WAIT_EXIT_CODES: &str = "Exit codes: 0 it serves, 3 its jobs fail or it was ended, 4 not in time, 1 another error.";
 
 #[derive(Debug, Args)]

@@ -1,4 +1,5 @@
-//! A job's walltime as people write it: as both schedulers do, or as all other durations of Hostler.
+//! Parses a job's walltime as people write it: as both schedulers do, or as all other durations of
+//! Hostler.
 
 use std::time::Duration;
 
@@ -7,7 +8,8 @@ const FORMS: &str = "write hours, minutes and seconds such as 2:00:00, or units 
 /// Reads `2:00:00`, `2h`, `1h 30m`.
 ///
 /// # Errors
-/// Says what to write. `2:00` is an error: to the schedulers it is two minutes, to most people two hours.
+/// The error says what to write. `2:00` is an error: to the schedulers it is two minutes, to most
+/// people two hours.
 pub(super) fn parse_walltime(text: &str) -> Result<Duration, String> {
     let parts: Vec<&str> = text.trim().split(':').collect();
     match parts[..] {

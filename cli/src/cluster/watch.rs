@@ -1,4 +1,5 @@
-//! Looking on until an entry serves: what its jobs and their engines do is said line by line. The fleet needs nobody who looks on.
+//! Watches an entry until it serves, and shows line by line what its jobs and their engines do. The
+//! fleet does not depend on it.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -23,10 +24,10 @@ use crate::startup_progress::StartupProgress;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// For those who say nothing else. Jobs may wait in a queue for long.
+/// Default timeout. Jobs may wait in a queue for a long time.
 pub(super) const WATCH_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
-/// Why an entry is no longer waited for. The fleet is as it was.
+/// Reason for ending a wait for an entry. The fleet stays unchanged.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WatchError {
     #[error(
@@ -45,7 +46,7 @@ pub(crate) enum WatchError {
 }
 
 impl WatchError {
-    /// For scripts; 130 is what a shell says of a program that Ctrl-C has ended.
+    /// Exit code for scripts; shells report 130 for a program that Ctrl-C has ended.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::Failing { .. } | Self::Removed(_) => 3,
@@ -55,7 +56,7 @@ impl WatchError {
     }
 }
 
-/// Somebody who waits for an entry.
+/// A wait for an entry.
 #[derive(Debug)]
 pub(super) struct Watch<'a> {
     fleet: &'a Fleet,
@@ -65,7 +66,7 @@ pub(super) struct Watch<'a> {
     heartbeat: HeartbeatWatch,
     progress: EntryProgress,
     engines: EngineWatch,
-    /// The entry's failures when it was first looked at.
+    /// The entry's failures when first seen.
     failures_before: Option<u32>,
 }
 
@@ -76,10 +77,10 @@ impl<'a> Watch<'a> {
         Self { fleet, folder, name, began, heartbeat, progress, engines, failures_before: None }
     }
 
-    /// Says what happens until the entry has the nodes that it wants, then how to use them.
+    /// Shows what happens until the entry has the nodes that it wants, then how to use them.
     ///
     /// # Errors
-    /// `WatchError` when that does not come about in time, or not at all.
+    /// `WatchError` when that does not happen in time, or not at all.
     pub(super) async fn run(mut self, timeout: Duration) -> anyhow::Result<()> {
         let name = self.name.to_owned();
         tokio::select! {
@@ -118,12 +119,12 @@ impl<'a> Watch<'a> {
                 self.progress.trouble_lines(&trouble).iter().for_each(|line| say(line));
             }
             if !is_in_job && self.folder.has_controller_left()? {
-                // It was told to end just when this command began, or is told so now.
+                // The controller was told to end just when this command began, or is told so now.
                 ensure_process(self.fleet).await?;
             }
             if self.heartbeat.is_silent(self.folder)? {
                 if is_in_job {
-                    // One that follows the last one is there already, unless both have died.
+                    // A job that follows the last one is already there, unless both have died.
                     ensure_job(self.fleet).await?;
                     wait_until_runs(self.fleet).await?;
                     self.heartbeat = HeartbeatWatch::new();
@@ -136,7 +137,8 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// The entry as the controller sees it, `None` until that one has read what is wanted now; and what troubles it.
+    /// The entry in the controller's view, and the controller's trouble. The entry is `None` until
+    /// the controller has read what is wanted now.
     fn read_status(&self, wanted: &FleetEntry) -> anyhow::Result<(Option<EntryStatus>, String)> {
         let Some(FleetStatus { at, entries, trouble }) = self.folder.status()? else { return Ok((None, String::new())) };
         let has_size = |entry: &EntryStatus| match wanted.size {
@@ -156,7 +158,7 @@ impl<'a> Watch<'a> {
     }
 }
 
-/// What the engines of the entry's jobs do, as the router tells it that this host reaches.
+/// State of the engines of an entry's jobs, as reported by a router that this host reaches.
 #[derive(Debug, Default)]
 struct EngineWatch {
     router: Option<AdminClient>,
@@ -167,12 +169,13 @@ struct EngineWatch {
     gone: BTreeSet<(String, u32)>,
     /// Why the last job was gone.
     last_cause: Option<String>,
-    /// By which name its replicas serve.
+    /// Name by which the entry's replicas serve.
     served_name: Option<String>,
 }
 
 impl EngineWatch {
-    /// Nothing depends on it, so trouble with the router is left to the next time.
+    /// Updates the state of the engines. Nothing depends on it, so trouble with the router is left
+    /// to the next time.
     async fn look(&mut self, folder: &FleetFolder, endpoint: Option<&Endpoint>, entry: &EntryStatus) {
         self.jobs.extend(entry.jobs.iter().map(|job| job.id.clone()));
         let Some(endpoint) = endpoint.filter(|endpoint| endpoint.job.is_some() || endpoint.host == this_host()) else { return };

@@ -1,5 +1,7 @@
-//! When the router of a controller that has ended drains, and how long that may take. One in a batch job serves on for a moment, beside that of the
-//! next one, and then finishes what it has until the job ends.
+//! When the router of an ended controller drains, and how long that may take.
+//!
+//! A router in a batch job first serves on for a moment beside the next one, and then finishes its
+//! answers until the job ends.
 
 use std::time::{Duration, SystemTime};
 
@@ -8,16 +10,18 @@ use hostler_controller::ControllerEnd;
 use hostler_router::RouterPlace;
 use tokio::time::sleep;
 
-/// How long both routers take requests at most. Agents find the new one within 15 s, and `hostler connect` follows; other clients have the old address.
+/// Longest time in which both routers take requests. Agents find the new one within 15 s, and
+/// `hostler connect` follows; other clients have the old address.
 const OVERLAP: Duration = Duration::from_secs(60);
 
-/// Of a job that ends soon, both take requests for one part of so many of what is left.
+/// If the job ends soon, both take requests for 1/`OVERLAP_PARTS` of the time left.
 const OVERLAP_PARTS: u32 = 3;
 
-/// What has not ended so long before the job does is told so. Clocks differ by a second or two, and a busy host takes another.
+/// Time before the job's end at which unfinished answers are told so. Clocks differ by a second or
+/// two, and a busy host takes another.
 const END_MARGIN: Duration = Duration::from_secs(5);
 
-/// Returns when the router is to drain.
+/// Returns when the router must drain.
 pub(super) async fn wait_to_drain(end: ControllerEnd, place: &RouterPlace, shutdown: &Shutdown) {
     match end {
         ControllerEnd::NothingLeft => place.give_up(),
@@ -26,7 +30,7 @@ pub(super) async fn wait_to_drain(end: ControllerEnd, place: &RouterPlace, shutd
     }
 }
 
-/// Returns when that of a job is to drain, with the time that it may take then.
+/// Returns when the router of a job must drain, with the time that this may take.
 async fn serve_on(ends: SystemTime, shutdown: &Shutdown) -> Duration {
     tokio::select! {
         () = sleep(overlap(left(ends))) => {}

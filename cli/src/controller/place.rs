@@ -1,4 +1,4 @@
-//! The place of a fleet's only controller: how one takes it, and how one in a batch job waits for it.
+//! The place of a fleet's only controller: taking it, and waiting for it in a batch job.
 
 use std::fs::File;
 use std::time::{Duration, Instant};
@@ -10,8 +10,8 @@ use tokio::time::sleep;
 
 use crate::host_names::this_host;
 
-/// How long the place of the controller may be held by one that leaves, by a scheduler's command that one has left behind, or by one whose host has
-/// died. Each has a minute.
+/// How long the place may stay held by a controller that leaves, by a scheduler's command left
+/// behind, or by a controller whose host has died. Each takes up to a minute.
 pub(super) const PLACE_PATIENCE: Duration = Duration::from_secs(75);
 
 pub(super) const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -34,7 +34,7 @@ pub(super) async fn take_place(folder: &FleetFolder) -> anyhow::Result<File> {
     }
 }
 
-/// The controller that lives on another host, where the file system may have no locks that hold on this one.
+/// The controller that lives on another host. File locks may not reach that far.
 fn find_elsewhere(folder: &FleetFolder, this_host: &str) -> anyhow::Result<Option<Endpoint>> {
     let Some(other) = folder.endpoint()?.filter(|endpoint| endpoint.host != this_host) else { return Ok(None) };
     Ok(if folder.is_controller_gone()? { None } else { Some(other) })
@@ -45,7 +45,8 @@ fn taken_place(other: Option<&Endpoint>) -> anyhow::Error {
     anyhow!("this fleet has a controller already{other}: SIGTERM ends it, and its jobs run on")
 }
 
-/// Waits for the place as long as this batch job runs, and says so to the one that has it. `None` where the job is to end before.
+/// Waits for the place as long as this batch job runs, and tells the controller that has it.
+/// Returns `None` if the job must end first.
 pub(super) async fn wait_for_place(folder: &FleetFolder, job: &str, shutdown: &Shutdown) -> anyhow::Result<Option<File>> {
     let mut is_announced = false;
     loop {
@@ -58,7 +59,7 @@ pub(super) async fn wait_for_place(folder: &FleetFolder, job: &str, shutdown: &S
             tracing::info!(job, "this controller waits for the place of the one that runs");
             is_announced = true;
         }
-        // Another one, dead by now, may have written over it.
+        // Another waiting job, dead by now, may have overwritten the claim.
         folder.renew_standby(job)?;
         tokio::select! {
             () = sleep(POLL_INTERVAL) => {}
