@@ -9,10 +9,10 @@ use crate::admin::{AdminArgs, AdminClient, connect, status_error};
 use crate::output::say;
 use crate::rolling;
 
-/// How often the replicas are looked at while their streams move.
+/// How often the replicas are checked while their streams move.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Requests that run on without one of them moving or ending for so long are told of and left to the agent.
+/// Time without a request moving or ending after which the rest is reported and left to the agent.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 #[derive(Debug, Args)]
@@ -26,7 +26,7 @@ pub(crate) struct DrainArgs {
     pub(crate) admin: AdminArgs,
 }
 
-/// What is left on the replicas that drain.
+/// Requests left on the draining replicas.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct DrainProgress {
     moved: u64,
@@ -38,7 +38,7 @@ impl DrainProgress {
         Self { moved: self.moved.saturating_sub(before.moved), ..self }
     }
 
-    /// `None` where nothing ran there.
+    /// Describes the progress; `None` if nothing ran there.
     fn describe(self) -> Option<String> {
         let requests = |count: u64| if count == 1 { "1 request still runs".to_owned() } else { format!("{count} requests still run") };
         let streams = |count: u64| if count == 1 { "1 stream was".to_owned() } else { format!("{count} streams were") };
@@ -63,7 +63,7 @@ pub(crate) async fn drain(args: &DrainArgs) -> anyhow::Result<()> {
     let drained = fleet.drain(TargetRequest { target: args.target.clone() }).await.map_err(status_error)?.into_inner().replicas;
     say(&format!("draining {}", drained.join(", ")));
     let before = progress(&before, &drained);
-    // The order is given, whatever becomes of looking on.
+    // The drain is ordered, even if watching it fails.
     if before.running > 0
         && let Ok(progress) = await_progress(&mut fleet, &drained).await
         && let Some(words) = progress.since(before).describe()

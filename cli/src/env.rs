@@ -17,10 +17,11 @@ use crate::output::{complain, say};
 use crate::settings::cluster_config;
 use crate::trust::{ADDING_VARIABLE, Bundle, REPLACING_VARIABLES, write_bundle};
 
-/// What a proxy must not be asked for. Clients look a name up as it is written, so both count.
+/// Names that must bypass a proxy. Clients look a name up as it is written, so both are needed.
 const LOCAL_NAMES: [&str; 2] = ["localhost", "127.0.0.1"];
 
-/// How soon who follows a fleet hears that it is elsewhere. A controller that leaves writes nothing for a moment.
+/// How often a follower checks whether the fleet has moved. A controller that leaves writes nothing
+/// for a moment.
 const FOLLOW_INTERVAL: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Args)]
@@ -49,7 +50,8 @@ pub(crate) enum Shell {
 
 impl Shell {
     fn export(self, name: &str, value: &str) -> String {
-        // The environment has none, and neither key nor address.
+        // Quoting fails only for NUL, which neither the environment nor a key or an address
+        // contains.
         let word = shlex::try_quote(value).unwrap_or_default();
         match self {
             Self::Sh => format!("export {name}={word}"),
@@ -62,14 +64,14 @@ impl Shell {
 /// How a client reaches a fleet.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ClientAccess {
-    /// The host for whose programs the address is good.
+    /// Host for whose programs the address is valid.
     pub(crate) host: String,
     pub(crate) base_url: String,
     pub(crate) api_key: String,
-    /// A socket of that host which other users cannot reach, for programs without TLS.
+    /// Socket on that host that other users cannot reach, for programs without TLS.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) socket: Option<PathBuf>,
-    /// The certificate, in PEM, by which clients know the fleet.
+    /// Certificate in PEM by which clients verify the fleet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) authority: Option<String>,
 }
@@ -93,13 +95,13 @@ pub(crate) async fn env(args: &EnvArgs, config: Option<&Path>) -> anyhow::Result
     Ok(())
 }
 
-/// Says how the fleet is reached when that has changed, as long as somebody listens.
+/// Reports how to reach the fleet whenever that changes, as long as somebody listens.
 async fn follow(mut said: ClientAccess, config: Option<&Path>) -> anyhow::Result<()> {
     let listening = tokio::task::spawn_blocking(|| std::io::copy(&mut std::io::stdin(), &mut std::io::sink()));
     let following = async {
         loop {
             tokio::time::sleep(FOLLOW_INTERVAL).await;
-            // Between two controllers there is none.
+            // Between two controllers there is no endpoint.
             let Ok(access) = read_access(config) else { continue };
             if access != said {
                 say(&serde_json::to_string(&access)?);
@@ -138,7 +140,8 @@ fn read_access(config: Option<&Path>) -> anyhow::Result<ClientAccess> {
     })
 }
 
-/// An edge on its host's loopback is reached there alone, and each is gone with the controller.
+/// Checks that the edge can be reached. An edge on its host's loopback is reachable only there, and
+/// every edge is gone with its controller.
 fn check_reachable(endpoint: &Endpoint, this_host: &str) -> anyhow::Result<()> {
     let Endpoint { host, pid, edge, .. } = endpoint;
     if host != this_host {
@@ -147,7 +150,7 @@ fn check_reachable(endpoint: &Endpoint, this_host: &str) -> anyhow::Result<()> {
         }
         bail!("the fleet's router runs on {host}, and its address is good there alone: log in to {host}, or run `hostler connect {host}`");
     }
-    // A process of another user has its number, if this one may not signal it.
+    // If this process may not signal that one, another user's process has reused its number.
     let is_gone = i32::try_from(*pid).ok().and_then(Pid::from_raw).is_none_or(|pid| test_kill_process(pid).is_err());
     if is_gone {
         bail!("the fleet's controller (process {pid}) has ended: `hostler wait` starts it again, and the fleet's jobs come back to it");
@@ -155,7 +158,7 @@ fn check_reachable(endpoint: &Endpoint, this_host: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Says the lines for a shell, and to its user what they do not do.
+/// Prints the lines for a shell, and tells the user what they do not cover.
 pub(crate) fn say_exports(shell: Shell, access: &ClientAccess, bundle: Option<&Bundle>, variable: impl Fn(&str) -> Option<String>) {
     exports(shell, access, bundle, variable).iter().for_each(|line| say(line));
     if let Some(bundle) = bundle.filter(|bundle| !bundle.has_roots) {
@@ -166,13 +169,15 @@ pub(crate) fn say_exports(shell: Shell, access: &ClientAccess, bundle: Option<&B
     }
 }
 
-/// Lines for a shell. A variable that keeps requests from a proxy is extended, never replaced. `bundle` has the certificates that clients are to
-/// trust.
+/// Lines for a shell.
+///
+/// Variables that keep requests from a proxy are extended, never replaced. `bundle` has the
+/// certificates that clients must trust.
 fn exports(shell: Shell, access: &ClientAccess, bundle: Option<&Bundle>, variable: impl Fn(&str) -> Option<String>) -> Vec<String> {
     let set = |name| variable(name).filter(|value| !value.is_empty());
     let export = |name: &str, value: &str| shell.export(name, value);
     let (lower, upper) = (set("no_proxy"), set("NO_PROXY"));
-    // Some programs read one of them alone, so a new one begins as the other is.
+    // Some programs read only one of them, so a new one starts from the other's value.
     let host = host_of(&access.base_url);
     let extended =
         |own: &Option<String>, other: &Option<String>| extend_no_proxy(own.as_ref().or(other.as_ref()).map_or("", String::as_str), host);
@@ -189,13 +194,13 @@ fn exports(shell: Shell, access: &ClientAccess, bundle: Option<&Bundle>, variabl
     lines
 }
 
-/// The host of a base URL.
+/// Host of a base URL.
 fn host_of(base_url: &str) -> &str {
     let authority = base_url.split("://").nth(1).unwrap_or_default().split('/').next().unwrap_or_default();
     authority.rsplit_once(':').map_or(authority, |(host, _)| host)
 }
 
-/// The list with this host's loopback and the fleet's host in it, once.
+/// Adds this host's loopback and the fleet's host to the list, each once.
 fn extend_no_proxy(list: &str, fleet: &str) -> String {
     let mut entries: Vec<&str> = list.split(',').map(str::trim).filter(|entry| !entry.is_empty()).collect();
     if !entries.contains(&"*") {

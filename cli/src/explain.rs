@@ -1,6 +1,8 @@
-//! `hostler explain`: why a request went where it went, with what every candidate would have cost, or as JSON for scripts.
+//! `hostler explain`: why a request went where it went, with the cost of every candidate, or as
+//! JSON for scripts.
 //!
-//! The router only tells what it decided from; the formulas that are printed with the numbers are in `arithmetic`.
+//! The router reports only the inputs of its decision; `arithmetic` holds the formulas that are
+//! printed with the numbers.
 
 mod arithmetic;
 
@@ -113,7 +115,7 @@ fn mark(is_chosen: bool) -> String {
     if is_chosen { "*" } else { "" }.to_owned()
 }
 
-/// The costs in milliseconds, and the figures that they follow from.
+/// Costs in milliseconds, and the figures behind them.
 fn costs(order: &[(usize, &Scored)], is_chosen: impl Fn(usize) -> bool) -> Vec<String> {
     let mut sides = [Side::Right; 15];
     (sides[0], sides[1], sides[14]) = (Side::Left, Side::Left, Side::Left);
@@ -161,14 +163,14 @@ fn costs(order: &[(usize, &Scored)], is_chosen: impl Fn(usize) -> bool) -> Vec<S
     table(sides, &rows)
 }
 
-/// What speaks against a candidate, whatever it costs.
+/// Remark that speaks against a candidate, whatever it costs.
 fn remark(scored: &Scored) -> String {
     let doubtful = if scored.doubtful { "doubtful" } else { "" };
     let end = scored.time_left.map(|left| format!("ends in {left:.1} s; this answer needs about {:.1} s", scored.finish));
     [doubtful, end.as_deref().unwrap_or("")].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("; ")
 }
 
-/// The learned speeds, in milliseconds, and the other figures that the formulas name.
+/// Learned speeds in milliseconds, and the other figures that the formulas name.
 fn speeds(decision: &Decision, order: &[(usize, &Scored)], is_chosen: impl Fn(usize) -> bool) -> Vec<String> {
     let mut sides = [Side::Right; 13];
     (sides[0], sides[1]) = (Side::Left, Side::Left);
@@ -211,7 +213,7 @@ fn speeds(decision: &Decision, order: &[(usize, &Scored)], is_chosen: impl Fn(us
     table(sides, &rows)
 }
 
-/// The prediction and the outcome.
+/// Prediction and outcome.
 fn outcome(decision: &Decision, chosen: &Scored) -> Vec<String> {
     let unknown = |what: &str| format!("not known: {what}");
     let came = decision
@@ -229,7 +231,7 @@ fn outcome(decision: &Decision, chosen: &Scored) -> Vec<String> {
     table([Side::Left; 3], &rows)
 }
 
-/// One decision for scripts; the names are those of the wire, and all times are in seconds.
+/// A decision for scripts; the names are those of the wire, and all times are in seconds.
 pub(crate) fn decision_json(decision: &Decision) -> Value {
     json!({
         "id": decision.id,

@@ -1,10 +1,10 @@
-//! The end of a file that may be long, such as a log.
+//! Reads the end of a file that may be long, such as a log.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 
-/// At most so many of its last bytes, as text.
+/// At most `most` of a file's last bytes, as text.
 ///
 /// # Errors
 /// When the file cannot be read.

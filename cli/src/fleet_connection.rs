@@ -1,5 +1,5 @@
-//! Connections to the router of a fleet: in TLS, to where `endpoint.json` says that it is, and to nobody who does not show a certificate of the fleet's
-//! authority.
+//! Connections to a fleet's router, in TLS, at the address in `endpoint.json`. The peer must show a
+//! certificate of the fleet's authority.
 
 use std::time::Duration;
 
@@ -13,16 +13,17 @@ use tokio::time::timeout;
 /// How long the router may take to accept.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A host that died says nothing. It is asked after so long, and given up when it is silent for three times that.
+/// Silence after which a host is probed, because a dead one says nothing. It is given up after
+/// three times that.
 const KEEPALIVE: Duration = Duration::from_secs(20);
 
-/// A connection to its admin listener, where its controller runs in a batch job.
+/// Connects to the admin listener of a fleet whose controller runs in a batch job.
 pub(crate) async fn open_admin(folder: &FleetFolder, protocol: &[u8]) -> anyhow::Result<Stream> {
     let endpoint = read_endpoint(folder)?;
     open(&endpoint, &endpoint.admin, protocol).await
 }
 
-/// A connection to its edge, for HTTP/1.1.
+/// Connects to the fleet's edge, for HTTP/1.1.
 pub(crate) async fn open_edge(folder: &FleetFolder) -> anyhow::Result<Stream> {
     let endpoint = read_endpoint(folder)?;
     open(&endpoint, endpoint.edge.strip_prefix("https://").context("the fleet's address has no TLS")?, b"http/1.1").await

@@ -1,5 +1,5 @@
-//! A Unix socket that leads to the edge of the user's fleet, for what speaks no TLS itself. Each connection goes where the fleet's router is by then, so
-//! it follows a controller that moves.
+//! A Unix socket that leads to the edge of the user's fleet, for code without TLS. Each connection
+//! goes to the router's current address, so the relay follows a controller that moves.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -17,22 +17,25 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::fleet_connection::open_edge;
 use crate::settings::cluster_config;
 
-/// Connections at once: as many as a batch may have requests.
+/// Most connections at once: as many as a batch may have requests.
 const MAX_CONNECTIONS: usize = 8192;
 
-/// The socket in its folder.
+/// Name of the socket in its folder.
 const SOCKET: &str = "s";
 
 #[derive(Debug)]
 pub(crate) struct FleetRelay {
     fleet: FleetFolder,
-    /// With the socket in it, out of others' reach.
+    /// Folder of the socket, out of others' reach.
     folder: TempDir,
     listener: UnixListener,
 }
 
 impl FleetRelay {
-    /// The target itself, or a way to the user's fleet if that has its address now, and what leads there as long as it is held. It needs a runtime.
+    /// Returns the target itself, or a relay to the user's fleet if the target is its current
+    /// address. Needs a runtime.
+    ///
+    /// The relay runs as long as the returned handle is held.
     pub(crate) fn lead(target: Target, config: Option<&Path>) -> anyhow::Result<(Target, Option<AbortOnDropHandle<()>>)> {
         let Some(origin) = target.secured_origin() else { return Ok((target, None)) };
         let relay = Self::open(FleetFolder::open(&cluster_config(config)?)?, &origin)?;
@@ -51,7 +54,7 @@ impl FleetRelay {
         Ok(Self { fleet, folder, listener })
     }
 
-    /// Relays until it is dropped. A connection that does not come about is closed, which its client sees.
+    /// Relays until dropped. A connection that cannot be made is closed, which its client sees.
     async fn run(self) {
         let mut connections = JoinSet::new();
         loop {

@@ -1,4 +1,5 @@
-//! How the user's fleet of batch jobs stands, in sentences for commands that find no router, or no node that serves.
+//! Describes the state of the user's fleet of batch jobs, for commands that find no router, or no
+//! serving node.
 
 use hostler_cluster::FleetSize;
 use hostler_controller::{EntryStatus, FleetFolder, FolderError};

@@ -1,4 +1,5 @@
-//! By which names this host is known: its own, which a controller writes down, and all of those for the certificate that a router's clients see.
+//! Names of this host: its own, which a controller writes down, and those for the certificate that
+//! a router's clients see.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -8,10 +9,10 @@ use tokio::process::Command;
 
 pub(crate) use hostler_boot::this_host;
 
-/// `hostname` asks the network's name service.
+/// Deadline of `hostname`, which asks the network's name service.
 const NAME_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The names that `hostname` knows: the kernel's, and the network's where there is one.
+/// Names known to `hostname`: the kernel's, and the network's if there is one.
 pub(crate) async fn find_host_names() -> Vec<String> {
     let mut names = vec![this_host()];
     let mut command = Command::new("hostname");
@@ -24,7 +25,8 @@ pub(crate) async fn find_host_names() -> Vec<String> {
     names
 }
 
-/// Under which names clients may reach the edge: this host's, and its short one. What cannot stand in a certificate is left out.
+/// Names under which clients may reach the edge: this host's, and its short one. Names that a
+/// certificate cannot hold are left out.
 pub(crate) fn certified_names(host_names: &[String]) -> Vec<String> {
     let is_name = |name: &&str| {
         !name.is_empty()

@@ -1,5 +1,7 @@
-//! `hostler init` and `hostler token`: the fleet's authority, and the tokens by which nodes join. They change the authority's folder, which
-//! the routers read whenever a node joins. What else `init` makes is in `user_files`.
+//! `hostler init` and `hostler token`: the fleet's authority, and the tokens by which nodes join.
+//!
+//! They change the authority's folder, which the routers read whenever a node joins. `user_files`
+//! makes everything else that `init` makes.
 
 mod sites;
 mod user_files;
@@ -81,7 +83,7 @@ struct TokenArgs {
 }
 
 impl TokenArgs {
-    /// Whether anything says that a token is to be made.
+    /// Whether any argument asks for a token.
     fn is_wanted(&self) -> bool {
         self.out.is_some() || self.uses.is_some() || !self.job.is_empty() || !self.node.is_empty()
     }

@@ -1,4 +1,5 @@
-//! `hostler keys create`, `list` and `revoke`: who may send requests. They change the key file; routers that have it notice within a second.
+//! `hostler keys create`, `list` and `revoke`: who may send requests. They change the key file;
+//! routers that use it notice within a second.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -136,7 +137,7 @@ pub(crate) fn keys(command: &Keys, config: Option<&Path>) -> anyhow::Result<()> 
     }
 }
 
-/// Which key file is meant, and whether a router with this configuration reads it.
+/// Key file to use, and whether a router with this configuration reads it.
 struct KeyFileLocation {
     path: PathBuf,
     is_read: bool,
@@ -208,8 +209,8 @@ fn entry(args: &CreateKeyArgs, secret: &Secret, now: SystemTime) -> KeyEntry {
     }
 }
 
-/// Ends a key's validity, and returns from when on. A revocation is never undone: the key may have
-/// been lost.
+/// Ends a key's validity, and returns from when on. A revocation is never undone, because the key
+/// may have been lost.
 fn revoke(entries: &mut [KeyEntry], id: &str, now: SystemTime, after: Duration) -> Result<String, String> {
     if let Some(id) = find_key_id(id) {
         return Err(format!("this is a whole key, which does not belong on a command line: name it by its id, `hostler keys revoke {id}`"));

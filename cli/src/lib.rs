@@ -51,7 +51,7 @@ use hostler_router::RouterConfig;
 
 use settings::CommandFlags;
 
-/// Allocates for every thread; measured with the load lab.
+/// Allocator of every thread, measured with the load lab.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -151,16 +151,16 @@ enum Command {
     Docs(docs::Docs),
 }
 
-/// Changes what no setting changes of a router, for tests.
+/// Changes properties of a router that no setting changes, for tests.
 type AdjustRouter = fn(&mut RouterConfig);
 
-/// The program: reads the command line, runs the subcommand, says what went wrong.
+/// Runs the program: reads the command line, runs the subcommand, and reports errors.
 #[must_use]
 pub fn main() -> ExitCode {
     main_with(|_| ())
 }
 
-/// As `main`, with routers that a test has changed.
+/// Like `main`, with routers that a test has changed.
 #[must_use]
 pub fn main_with(adjust_router: AdjustRouter) -> ExitCode {
     if let Some(ended) = keeper::keeper() {
@@ -182,8 +182,8 @@ pub fn main_with(adjust_router: AdjustRouter) -> ExitCode {
     }
 }
 
-/// How an agent or a batch ended, or why a model is no longer waited for, is told by the exit code; every other error is 1, and a wrong command line 2, by
-/// clap.
+/// Exit code of an error. Agents, batches and waits for a model have their own codes. Every other
+/// error is 1, and a wrong command line 2, by clap.
 fn exit_code(error: &anyhow::Error) -> ExitCode {
     let of_agent = || error.downcast_ref::<AgentError>().map(AgentError::exit_code);
     let of_batch = || error.downcast_ref::<BatchError>().map(BatchError::exit_code);
@@ -191,14 +191,16 @@ fn exit_code(error: &anyhow::Error) -> ExitCode {
     of_agent().or_else(of_batch).or_else(of_watch).map_or(ExitCode::FAILURE, ExitCode::from)
 }
 
-/// Whether the command line asks for the help of `hostler up` with batch jobs, which take no flag of this machine's router and agent.
+/// Whether the command line asks for the help of `hostler up` with batch jobs, which take no flags
+/// of this machine's router and agent.
 fn asks_about_jobs(words: impl Iterator<Item = String>) -> bool {
     let words: Vec<String> = words.take_while(|word| word != "--").collect();
     let has = |flags: &[&str]| words.iter().any(|word| flags.contains(&word.split('=').next().unwrap_or_default()));
     has(&["up"]) && has(&["-h", "--help"]) && has(&["--nodes", "--min", "--max", "--walltime"])
 }
 
-/// The command line, with a flag for each setting. `hides_local_flags` leaves those of `hostler up` out of its help.
+/// The command line, with a flag for each setting. `hides_local_flags` leaves local flags out of
+/// the help of `hostler up`.
 fn command(hides_local_flags: bool) -> clap::Command {
     let settings = [
         ("controller", settings::controller()),
@@ -215,7 +217,7 @@ fn command(hides_local_flags: bool) -> clap::Command {
 }
 
 impl Command {
-    /// What collectors call the role that it runs, if it runs one.
+    /// Service name that collectors see for the role of this command, if it runs one.
     fn service(&self) -> Option<&'static str> {
         match self {
             Self::Up(args) if !args.is_for_jobs() => Some("hostler"),
@@ -251,7 +253,7 @@ fn run(mut cli: Cli, given: CommandFlags<'_>, adjust_router: AdjustRouter) -> an
         admin.config.clone_from(&file);
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    // Settings are loaded there too, and may name a collector.
+    // Loading settings may name a collector, which needs the runtime.
     let _entered = runtime.enter();
     let ended = match cli.command {
         Command::Up(args) => {
@@ -305,7 +307,7 @@ fn run(mut cli: Cli, given: CommandFlags<'_>, adjust_router: AdjustRouter) -> an
         Command::Docs(docs) => docs::print(&docs, command(false)),
     };
     runtime.block_on(telemetry::flush_events());
-    // What is left, such as a signal handler or a lingering connection, does not delay the exit.
+    // Leftover tasks, such as a signal handler or a lingering connection, do not delay the exit.
     runtime.shutdown_background();
     ended
 }

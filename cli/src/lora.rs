@@ -81,8 +81,8 @@ pub(crate) async fn lora(command: &Lora) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A folder that exists here gets its full path, because engines run in other directories. Any
-/// other path is for the nodes to resolve.
+/// Makes a folder that exists here absolute, because engines run in other directories. The nodes
+/// resolve any other path.
 fn absolute_path(path: &str) -> String {
     let here = Path::new(path);
     let whole = std::path::absolute(here).ok().filter(|_| here.is_dir());

@@ -1,4 +1,5 @@
-//! `hostler restart`, `release`, `sleep`, `wake` and `logs`: what operators ask of a router.
+//! `hostler restart`, `release`, `sleep`, `wake` and `logs`: orders and queries of operators to a
+//! router.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! Lines and tables for people and scripts on standard output. A reader that has gone away (`| head`) is no error.
+//! Lines and tables on standard output, for people and scripts. A reader that has gone away
+//! (`| head`) is no error.
 
 use std::io::Write;
 use std::time::Duration;
@@ -8,24 +9,27 @@ pub(crate) const HIDDEN: char = '·';
 
 const ESCAPE: char = '\u{1b}';
 
-/// One line on standard output. Log lines, names and reasons come from engines, nodes and clients.
+/// Prints a line on standard output. Its text is cleaned, because log lines, names and reasons come
+/// from engines, nodes and clients.
 pub(crate) fn say(line: &str) {
     let _ = writeln!(std::io::stdout(), "{}", without_escapes(line, hide_control));
 }
 
-/// One line on standard error.
+/// Prints a line on standard error.
 pub(crate) fn complain(line: &str) {
     let _ = writeln!(std::io::stderr(), "{}", without_escapes(line, hide_control));
 }
 
-/// The text without what a terminal would obey. Sequences that set colours, as engines write them
-/// into their logs, leave nothing. `show` says what stands for every other character.
+/// Removes everything that a terminal would obey from a text.
+///
+/// Sequences that set colours, as engines write them into their logs, leave nothing. `show`
+/// replaces every other character.
 pub(crate) fn without_escapes(text: &str, show: impl Fn(char) -> char) -> String {
     let mut letters = text.chars().peekable();
     let mut shown = String::with_capacity(text.len());
     while let Some(letter) = letters.next() {
         if letter == ESCAPE && letters.next_if_eq(&'[').is_some() {
-            // Its end is the first character from @ to ~; what is no such sequence ends it too.
+            // A sequence ends with the first character from @ to ~; an invalid one ends it too.
             while letters.next_if(|next| (' '..'@').contains(next)).is_some() {}
             letters.next_if(|next| ('@'..='~').contains(next));
         } else {
@@ -39,7 +43,8 @@ fn hide_control(letter: char) -> char {
     if letter.is_control() && !matches!(letter, '\t' | '\n') { HIDDEN } else { letter }
 }
 
-/// An error and its causes on one line. What a cause repeats of the one around it is left out, as libraries often say it in both.
+/// An error and its causes on one line. A cause that the outer error repeats is left out, as
+/// libraries often include it in both.
 pub(crate) fn describe(error: &anyhow::Error) -> String {
     let mut told: Vec<String> = Vec::new();
     for cause in error.chain().map(ToString::to_string) {
@@ -56,15 +61,14 @@ pub(crate) fn time_in_words(seconds: u64) -> String {
     humantime::format_duration(Duration::from_secs(exact)).to_string()
 }
 
-/// The side of its column on which a cell stands: text left, numbers right.
+/// Alignment of a cell in its column: text left, numbers right.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Side {
     Left,
     Right,
 }
 
-/// The rows as lines, each column as wide as its widest cell. A column without any text is left
-/// out.
+/// Rows as lines, each column as wide as its widest cell. A column without any text is left out.
 pub(crate) fn table<const COLUMNS: usize>(sides: [Side; COLUMNS], rows: &[[String; COLUMNS]]) -> Vec<String> {
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: [usize; COLUMNS] = std::array::from_fn(width);

@@ -1,4 +1,5 @@
-//! `hostler page`: the address of the router's page, with a token that lets one browser in, and the browser that opens it.
+//! `hostler page`: prints the address of the router's page with a token that lets one browser in,
+//! and opens a browser.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -36,15 +37,16 @@ pub(crate) async fn page(args: &PageArgs) -> anyhow::Result<()> {
     }
     let request = OpenPageRequest { watch_only: args.watch };
     let opened = router.connect().await?.open_page(request).await.map_err(status_error)?.into_inner();
-    // It goes into a terminal and into a file of HTML.
+    // The token goes into a terminal and into an HTML file.
     let is_token = !opened.token.is_empty() && opened.token.bytes().all(|byte| byte.is_ascii_hexdigit());
     let seen_there: SocketAddr = opened.address.parse().ok().filter(|_| is_token).context("what answers there is no router")?;
-    // A socket that was named may be forwarded from another host, and whoever listens at this host's loopback would get the token.
+    // A named socket may be forwarded from another host, and a listener at this host's loopback
+    // would get the token.
     let (address, is_here) = match router.endpoint() {
         AdminEndpoint::Address(address) => (address.clone(), true),
         _ => (seen_there.to_string(), args.admin.admin.is_none()),
     };
-    // Behind the `#`, because browsers send that to nobody.
+    // The token follows the `#`, because browsers send that part to nobody.
     let link = format!("http://{address}/#token={}", opened.token);
     say(&link);
     let valid = humantime::format_duration(Duration::from_millis(opened.valid_ms));
@@ -61,7 +63,7 @@ pub(crate) async fn page(args: &PageArgs) -> anyhow::Result<()> {
     }
 }
 
-/// The words of a command that shows a file to the user, if there is one.
+/// Command that shows a file to the user, if there is one.
 fn browser(variable: impl Fn(&str) -> Option<String>) -> Option<Vec<String>> {
     let set = |name: &str| variable(name).filter(|value| !value.is_empty());
     if let Some(words) = set("BROWSER").and_then(|words| shlex::split(&words)).filter(|words| !words.is_empty()) {
@@ -70,18 +72,19 @@ fn browser(variable: impl Fn(&str) -> Option<String>) -> Option<Vec<String>> {
     (set("DISPLAY").is_some() || set("WAYLAND_DISPLAY").is_some()).then(|| vec!["xdg-open".to_owned()])
 }
 
-/// Opens a file that leads to the address: other users see command lines, and the address holds the token.
+/// Opens a file that leads to the address. The address holds the token, and other users see command
+/// lines.
 fn open(browser: &[String], address: &str) -> anyhow::Result<()> {
     let folder = home::run_dirs().into_iter().find(|folder| is_private_folder(folder));
     let file = folder.context("there is no folder of your own for the file that leads to the page")?.join("page.html");
     write_private(&file, format!("<!doctype html><meta http-equiv=\"refresh\" content=\"0;url={address}\">\n").as_bytes())?;
     let mut command = command(browser, &file);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    // It is the user's from here on, and may run for days.
+    // From here on the browser belongs to the user, and may run for days.
     command.spawn().map(drop).with_context(|| format!("cannot run {}", browser[0]))
 }
 
-/// `%s` stands for the file; without it the file comes last.
+/// Replaces `%s` by the file, or appends the file if there is no `%s`.
 fn command(browser: &[String], file: &Path) -> Command {
     let mut command = Command::new(&browser[0]);
     let arguments = browser[1..].iter().map(|word| if word == "%s" { file.to_owned() } else { PathBuf::from(word) });

@@ -1,4 +1,5 @@
-//! `hostler plan`: what the agent would run on this host, or on one that is described, and why. Starts nothing.
+//! `hostler plan`: what the agent would run on this host, or on a described one, and why. Starts
+//! nothing.
 
 use anyhow::Context;
 use clap::Args;
@@ -30,7 +31,7 @@ pub(crate) struct PlanArgs {
     pub(crate) engine: EngineArgs,
 }
 
-/// Prints the plan; fails with the arithmetic when the model does not fit.
+/// Prints the plan; fails with the arithmetic if the model does not fit.
 pub(crate) async fn plan(settings: &Settings, args: &PlanArgs) -> anyhow::Result<()> {
     let config: AgentConfig = settings.section("agent")?;
     let described = args.gpus.as_deref().map(|text| parse_gpus(text, args.nvlink.unwrap_or(0))).transpose().context("--gpus")?;

@@ -1,4 +1,4 @@
-//! `hostler ps`: nodes and replicas as a table, or as JSON for scripts, as one router sees them.
+//! `hostler ps`: nodes and replicas in one router's view, as a table or as JSON for scripts.
 
 mod fleet;
 mod fleet_jobs;
@@ -15,7 +15,7 @@ use crate::admin::{AdminArgs, AdminClient, connect, status_error};
 use crate::fleet_state::describe_shortfalls;
 use crate::output::{Side, say, table, time_in_words};
 
-/// What a router without agents shows.
+/// Output for a router without agents.
 pub(crate) const NO_AGENT: &str = "no agent has attached yet: start `hostler agent --router HOST:PORT` on a node";
 
 #[derive(Debug, Args)]
@@ -37,7 +37,7 @@ pub(crate) async fn ps(args: &PsArgs) -> anyhow::Result<()> {
         say(&serde_json::to_string_pretty(&serde_json::json!({ "nodes": nodes, "gone_jobs": gone_jobs, "jobs": jobs }))?);
     } else {
         let shortfalls = folder.as_ref().map(describe_shortfalls).transpose()?.unwrap_or_default();
-        // A fleet of jobs says why no agent has come.
+        // The shortfalls of a fleet of jobs say why no agent has come.
         if !nodes.is_empty() || shortfalls.is_empty() {
             lines(&nodes).iter().for_each(|line| say(line));
         }
@@ -47,7 +47,7 @@ pub(crate) async fn ps(args: &PsArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The fleet as the router sees it.
+/// The fleet in the router's view.
 pub(crate) async fn list(fleet: &mut AdminClient) -> anyhow::Result<Vec<Node>> {
     let listed = fleet.list(ListRequest {}).await.map_err(status_error)?.into_inner();
     Ok(listed.nodes.into_iter().map(Node::from).collect())
@@ -99,19 +99,21 @@ fn gone_lines(gone_jobs: &[GoneJob]) -> Vec<String> {
     gone_jobs.iter().map(line).collect()
 }
 
-/// `12.head ends in 1h 12m`, and which run it is where that is not the first.
+/// `12.head ends in 1h 12m`, with the run if that is not the first.
 fn job_cell(job: &Job) -> String {
     let end = job.ends_in_seconds.map(|left| format!(" ends in {}", time_in_words(left))).unwrap_or_default();
     run_words(job) + &end
 }
 
-/// The job, and which run it is where that is not the first.
+/// The job, with the run if that is not the first.
 pub(crate) fn run_words(job: &Job) -> String {
     if job.run > 1 { format!("{} run {}", job.id, job.run) } else { job.id.clone() }
 }
 
-/// What no column shows. For a replica that serves: why its cache is not known exactly, and whether
-/// there is advice. For others: how far the start has come, or what is wrong and what to do.
+/// Remark for facts that no column shows.
+///
+/// For a serving replica: why its cache is not known exactly, and whether there is advice. For
+/// others: how far the start has come, or what is wrong and what to do.
 pub(crate) fn remark(replica: &Replica) -> String {
     if replica.phase != "ready" {
         return match (&replica.progress, &replica.failure) {
@@ -127,8 +129,8 @@ pub(crate) fn remark(replica: &Replica) -> String {
     let mut parts = Vec::new();
     let cache = if replica.cache.distrusted { "its reports of cached blocks contradict themselves" } else { &replica.cache.reason };
     if !cache.is_empty() {
-        // For a cache that is known exactly, the reason says which requests are placed by text all
-        // the same.
+        // For a cache that is known exactly, the reason says which requests are still placed by
+        // text.
         parts.push(if replica.cache.exact { one_line(cache) } else { format!("placed by text: {}", one_line(cache)) });
     }
     if !replica.findings.is_empty() {
@@ -137,7 +139,8 @@ pub(crate) fn remark(replica: &Replica) -> String {
     parts.join("; ")
 }
 
-/// The first name by which it serves, and how many more there are: adapters can be dozens. `--json` has them all.
+/// First name of a replica's models, and how many more there are: adapters can be dozens. `--json`
+/// has all of them.
 fn models_cell(models: &[String]) -> String {
     match models {
         [] => String::new(),
@@ -155,8 +158,8 @@ fn one_line(text: &str) -> String {
     text.lines().next().unwrap_or_default().to_owned()
 }
 
-/// Which GPUs it has and how they do: memory and power of all, the mean of their utilisation, the
-/// hottest of their temperatures.
+/// GPUs of a replica and their readings: total memory and power, mean utilisation, and highest
+/// temperature.
 fn gpu_cell(replica: &Replica) -> String {
     let Some(total) = GpuTotal::of(replica.gpus.iter()) else { return short_name(&replica.gpu).to_owned() };
     let name = short_name(&total.name);
@@ -183,7 +186,7 @@ pub(crate) fn short_name(name: &str) -> &str {
     name.strip_prefix("NVIDIA ").unwrap_or(name)
 }
 
-/// To the nearest GiB.
+/// Rounds to the nearest GiB.
 pub(crate) fn gib(bytes: u64) -> u64 {
     (bytes + (1 << 29)) >> 30
 }

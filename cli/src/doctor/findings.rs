@@ -1,4 +1,5 @@
-//! What a host's answers mean for a fleet of batch jobs, and what to do about it. Pure; `hostler doctor` gathers the answers.
+//! Interprets a host's answers for a fleet of batch jobs, and says what to do. Pure;
+//! `hostler doctor` gathers the answers.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -10,42 +11,44 @@ use hostler_tls::BACKDATE_SECONDS;
 use crate::controller_service::ControllerService;
 use crate::env::bypasses_proxy;
 
-/// A fifth of the difference at which certificates are refused.
+/// Largest tolerated clock difference: a fifth of the one at which certificates are rejected.
 const MAX_CLOCK_DIFFERENCE: u64 = BACKDATE_SECONDS / 5;
 
-/// What is known of a host. An error says what to do where that is known already.
+/// Facts about a host. An error says what to do if that is already known.
 #[derive(Debug, Clone)]
 pub(super) struct HostFacts {
-    /// The batch job that this is inside of.
+    /// Batch job in which this process runs.
     pub(super) job: Option<String>,
-    /// The scheduler that answered.
+    /// Scheduler that answered.
     pub(super) scheduler: Result<Scheduler, String>,
-    /// The folder of the authority.
+    /// Folder of the authority.
     pub(super) fleet: Result<PathBuf, String>,
     pub(super) state: Result<PathBuf, String>,
-    /// Why the fleet of that folder is not this host's scheduler's.
+    /// Why this folder's fleet does not belong to this host's scheduler.
     pub(super) other_scheduler: Option<String>,
-    /// What this host does to processes that run for long, where it is a login node and the controller would be one of them.
+    /// Treatment of long-running processes on this host, if it is a login node and the controller
+    /// would be such a process.
     pub(super) process_limit: Option<String>,
-    /// What starts the controller again on this host, if anything does; `None` where it does not run as a process here.
+    /// Service that restarts the controller on this host, if any; `None` if the controller does not
+    /// run as a process here.
     pub(super) service: Option<Option<ControllerService>>,
     /// Why no node could run a job with these settings.
     pub(super) obstacle: Option<String>,
     /// Seconds by which this host's clock is ahead of the state folder's.
     pub(super) clock_ahead: Option<i64>,
-    /// The variable that names a proxy, and what it says.
+    /// Variable that names a proxy, and its value.
     pub(super) proxy: Option<(&'static str, String)>,
     pub(super) no_proxy: String,
     pub(super) engine: InstalledEngine,
-    /// Whether the model is there, where one was named; `Some` says what is not known of it.
+    /// Whether a named model exists; an inner `Some` says what is unknown about it.
     pub(super) model: Option<Result<Option<String>, String>>,
     pub(super) run_dir: Result<PathBuf, String>,
     pub(super) router_socket: PathBuf,
-    /// The GPUs, inside of a job that needs some.
+    /// GPUs, inside a job that needs some.
     pub(super) gpus: Option<Result<Vec<String>, String>>,
 }
 
-/// What a job would find as its engine.
+/// Engine that a job would find.
 #[derive(Debug, Clone)]
 pub(super) enum InstalledEngine {
     Simulated,
@@ -56,18 +59,18 @@ pub(super) enum InstalledEngine {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
     Ok,
-    /// It depends on what only the user knows.
+    /// The verdict depends on facts that only the user knows.
     Note,
     Problem,
 }
 
-/// What was found about one thing.
+/// Finding about one subject.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CheckResult {
     subject: &'static str,
     pub(super) verdict: Verdict,
     text: String,
-    /// What to do; empty where the text says it, or there is nothing to do.
+    /// Remedy; empty if the text contains it, or there is none.
     remedy: String,
 }
 
@@ -96,7 +99,7 @@ impl CheckResult {
     }
 }
 
-/// All that can be said, in the order in which it matters.
+/// All findings, in the order in which they matter.
 pub(super) fn examine(facts: &HostFacts) -> Vec<CheckResult> {
     let found = [
         Some(check_scheduler(facts)),
@@ -121,7 +124,7 @@ fn check_scheduler(facts: &HostFacts) -> CheckResult {
     match (&facts.scheduler, &facts.job) {
         (Ok(scheduler), None) => CheckResult::ok(subject, format!("{} answers", scheduler.as_str())),
         (Ok(scheduler), Some(job)) => CheckResult::ok(subject, format!("{} answers; this is inside of {job}", scheduler.as_str())),
-        // The agent learns from its answer when the job ends.
+        // The agent learns from the scheduler's answer when the job ends.
         (Err(error), Some(job)) => CheckResult::note(subject, format!("inside of {job} an agent does not know when the job ends: {error}")),
         (Err(error), None) => CheckResult::problem(subject, error, ""),
     }
@@ -202,7 +205,7 @@ fn check_proxy(facts: &HostFacts) -> CheckResult {
     }
 }
 
-/// A proxy's address may hold a password.
+/// Proxy address without its user part, which may hold a password.
 fn without_user(proxy: &str) -> &str {
     proxy.rsplit_once('@').map_or(proxy, |(_, address)| address)
 }

@@ -84,7 +84,7 @@ fn only_a_reachable_address_is_exported() {
     assert!(elsewhere.contains("runs on login2") && elsewhere.contains("hostler connect login2"), "{elsewhere}");
     let public = Endpoint { edge: "https://login2:8000".into(), ..endpoint("login2", 0) };
     check_reachable(&public, "login1").unwrap();
-    // No process has the number: the kernel's limit is 2^22.
+    // No process has these numbers: the kernel's limit is 2^22.
     for gone in [0, 1 << 30] {
         let ended = check_reachable(&endpoint("login1", gone), "login1").unwrap_err().to_string();
         assert!(ended.contains("has ended: `hostler wait`"), "{ended}");
@@ -92,7 +92,7 @@ fn only_a_reachable_address_is_exported() {
 }
 
 proptest! {
-    // Each case is a shell.
+    // Each case starts a shell.
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]

@@ -1,5 +1,7 @@
-//! The terms of one candidate's cost worked out with their numbers, so that anybody can check them by hand. The formulas are those that
-//! the placement crate documents at its `Terms`; a test holds the two together.
+//! Works out the terms of a candidate's cost with their numbers, so anybody can check them by hand.
+//!
+//! The formulas are those that the placement crate documents at its `Terms`; a test compares the
+//! two.
 
 use hostler_proto::fleet::v1::{Decision, Rates, Scored, Terms};
 
@@ -9,8 +11,8 @@ const SLOWNESS: (f64, f64) = (0.25, 8.0);
 /// Share of the decoding that is charged.
 const DECODE_SHARE: f64 = 0.15;
 
-/// One term: its formula with names and with numbers (none where it is 0 for a reason), and its
-/// value in milliseconds.
+/// A term: its formula with names and with numbers (none if it is 0 for a reason), and its value in
+/// milliseconds.
 #[derive(Debug)]
 pub(super) struct TermBreakdown {
     pub(super) term: &'static str,
@@ -19,12 +21,12 @@ pub(super) struct TermBreakdown {
     pub(super) value: f64,
 }
 
-/// Seconds in the unit in which people think of them.
+/// Converts seconds to milliseconds, the unit in which people think of them.
 pub(super) fn milliseconds(seconds: f64) -> f64 {
     seconds * 1000.0
 }
 
-/// A number with four significant digits, and no more zeros than it needs.
+/// Formats a number with four significant digits, and no more zeros than needed.
 pub(super) fn figure(value: f64) -> String {
     let scientific = format!("{value:.3e}");
     let exponent = scientific.split_once('e').and_then(|(_, exponent)| exponent.parse::<i32>().ok());
@@ -36,7 +38,7 @@ pub(super) fn figure(value: f64) -> String {
     trimmed.to_owned()
 }
 
-/// The terms of `scored`, one after the other, and their sum.
+/// Terms of `scored`, one after the other, and their sum.
 pub(super) fn break_down(decision: &Decision, scored: &Scored) -> Vec<String> {
     let rates = scored.rates.unwrap_or_default();
     let mut lines = vec![format!(
@@ -101,7 +103,7 @@ fn count(tokens: u64) -> f64 {
     tokens as f64
 }
 
-/// Milliseconds of a step that decodes what runs there.
+/// Milliseconds of a step that decodes the replica's running requests.
 fn step(scored: &Scored) -> f64 {
     let Rates { step, decode, context, .. } = rates(scored);
     milliseconds(step + decode * f64::from(scored.in_flight) + context * count(scored.context))
@@ -130,7 +132,7 @@ fn steps(scored: &Scored, step: f64) -> TermBreakdown {
     breakdown("steps", "max(1, ceil((pending + u)/budget))·t", numbers, count(steps) * step)
 }
 
-/// Three cases; only the one that holds is shown.
+/// Memory term, which has three cases; only the one that holds is shown.
 fn memory(decision: &Decision, scored: &Scored, step: f64) -> TermBreakdown {
     let (capacity, context, output) = (count(scored.capacity), count(scored.context), decision.output);
     if scored.capacity == 0 {
@@ -149,7 +151,8 @@ fn memory(decision: &Decision, scored: &Scored, step: f64) -> TermBreakdown {
     breakdown("memory", "min(1, ceil(excess·n/held)/n)·output·t, excess = held + u + output − capacity", numbers, share * output * step)
 }
 
-/// The share of arrivals is known only by its effect: the sum follows from the term itself.
+/// Congestion term. The share of arrivals is known only by its effect, so the sum follows from the
+/// term itself.
 fn congestion(decision: &Decision, scored: &Scored) -> TermBreakdown {
     let utilisation = decision.utilisation;
     let price = 2.0 * utilisation / (1.0 - utilisation);

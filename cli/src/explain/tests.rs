@@ -33,7 +33,7 @@ fn wire_scored(index: usize, scored: &cost::Scored) -> Scored {
     }
 }
 
-/// What a router would send of this decision.
+/// This decision as a router would send it.
 fn told(placed: &Placed, tokens: u32, output: f64) -> Decision {
     Decision {
         id: "00000000000000ab".into(),

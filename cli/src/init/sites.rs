@@ -1,4 +1,5 @@
-//! The clusters that `hostler init --site` knows: the files of `deploy/sites`, which are part of the program.
+//! Clusters known to `hostler init --site`: the files of `deploy/sites`, which are part of the
+//! program.
 
 use std::fs;
 use std::path::Path;
@@ -18,7 +19,7 @@ const SITES: [(&str, &str); 6] = [
     ("gadi", include_str!("../../../deploy/sites/gadi.toml")),
 ];
 
-/// The settings of a site, as a part of a configuration file.
+/// Settings of a site, as a part of a configuration file.
 pub(super) fn read(site: &str) -> anyhow::Result<String> {
     if let Some((_, text)) = SITES.iter().find(|(name, _)| *name == site) {
         return Ok((*text).to_owned());
@@ -32,7 +33,7 @@ pub(super) fn read(site: &str) -> anyhow::Result<String> {
     fs::read_to_string(path).with_context(|| format!("cannot read {site}"))
 }
 
-/// The settings for the only scheduler that this host has commands of.
+/// Settings for the only scheduler whose commands this host has.
 pub(super) fn read_of_host() -> Result<String, NoScheduler> {
     let site = match Scheduler::find()? {
         Scheduler::Pbs => "generic-pbs",

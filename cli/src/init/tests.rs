@@ -1,4 +1,4 @@
-//! What `hostler token list` shows.
+//! Output of `hostler token list`.
 
 use super::*;
 

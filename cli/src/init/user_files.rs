@@ -1,5 +1,5 @@
-//! The files of a user's fleet, beside their configuration file: authority, edge's certificate, key file, key and settings. `hostler init` makes
-//! what is missing and changes nothing that is there.
+//! Files of a user's fleet, beside their configuration file: authority, edge's certificate, key
+//! file, key and settings. `hostler init` makes missing files and changes no existing ones.
 
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
@@ -19,10 +19,10 @@ use crate::host_names::{certified_names, find_host_names};
 use crate::output::say;
 use crate::settings;
 
-/// Whose key the user's own is, in the key file.
+/// Name of the user's own key in the key file.
 const USER: &str = "user";
 
-/// Where everything is.
+/// Paths of all files.
 struct UserFiles {
     settings: PathBuf,
     authority: PathBuf,
@@ -33,7 +33,7 @@ struct UserFiles {
 }
 
 impl UserFiles {
-    /// Where the settings say, else beside them.
+    /// Paths from the settings, else beside them.
     fn locate(settings: PathBuf, router: &RouterConfig) -> Self {
         let beside = |name: &str| settings.with_file_name(name);
         let set_or = |set: &Path, name: &str| if set.as_os_str().is_empty() { beside(name) } else { set.to_owned() };
@@ -49,7 +49,7 @@ impl UserFiles {
     }
 }
 
-/// Makes what is missing, and says of each file whether it was.
+/// Makes missing files, and says of each whether it was missing.
 pub(super) async fn make_missing(args: &InitArgs, config: Option<&Path>) -> anyhow::Result<()> {
     let file = config.map(Path::to_owned).or_else(settings::own_config_file);
     let file = file.context("there is no home folder to keep a fleet's files in: name a configuration file with --config FILE")?;
@@ -126,7 +126,7 @@ async fn ensure_certificate(files: &UserFiles, authority: &Authority) -> anyhow:
     Ok(())
 }
 
-/// The user's key, and its place in the key file.
+/// Makes the user's key, and adds it to the key file.
 fn ensure_key(files: &UserFiles) -> anyhow::Result<()> {
     let is_there = files.user_key.exists();
     let secret: Secret = if is_there {
@@ -144,7 +144,7 @@ fn ensure_key(files: &UserFiles) -> anyhow::Result<()> {
     }
     tell("keys", !is_known, &files.keys);
     if !is_there {
-        // A key in the file that nobody has does no harm.
+        // An entry whose key nobody has does no harm.
         write_new(&files.user_key, format!("{}\n", secret.reveal()).as_bytes())?;
     }
     tell("your key", !is_there, &files.user_key);
@@ -173,7 +173,7 @@ fn settings_text(files: &UserFiles, site: Option<&str>) -> String {
     text
 }
 
-/// What an existing configuration file lacks; empty where it has all.
+/// Lines that an existing configuration file lacks; empty if it lacks none.
 fn missing_lines(files: &UserFiles, router: &RouterConfig, cluster: &ClusterConfig, site: Option<&str>) -> String {
     let settings = [("tls_dir", &router.tls_dir, &files.authority), ("keys_file", &router.keys_file, &files.keys)];
     let missing = settings.into_iter().filter(|(_, set, _)| set.as_os_str().is_empty());
@@ -188,7 +188,7 @@ fn missing_lines(files: &UserFiles, router: &RouterConfig, cluster: &ClusterConf
     lines
 }
 
-/// A path as a string of TOML.
+/// A path as a TOML string.
 fn quote(path: &Path) -> String {
     toml::Value::from(path.display().to_string()).to_string()
 }

@@ -1,4 +1,5 @@
-//! The fleet as one router tells of it: nodes, replicas, GPUs. The field names are those of `--json`, here and in `hostler advise`.
+//! The fleet in one router's view: nodes, replicas, GPUs. The field names are those of `--json`,
+//! here and in `hostler advise`.
 
 use hostler_proto::agent::v1 as agent;
 use hostler_proto::fleet::v1 as wire;
@@ -10,21 +11,21 @@ pub(crate) struct Node {
     pub(crate) agent_version: String,
     pub(crate) attached: bool,
     pub(crate) replicas: Vec<Replica>,
-    /// The batch job that its agent runs in; `null` outside of one.
+    /// Batch job in which the agent runs; `null` outside of one.
     pub(crate) job: Option<Job>,
 }
 
-/// One run of a batch job.
+/// A run of a batch job.
 #[derive(Debug, Serialize)]
 pub(crate) struct Job {
     pub(crate) scheduler: String,
     pub(crate) id: String,
     pub(crate) array_index: Option<u32>,
-    /// Counts from 1; it grows when the job is requeued.
+    /// Number of the run, counted from 1; it grows when the job is requeued.
     pub(crate) run: u32,
-    /// Until the scheduler ends it; `null` when that is not known.
+    /// Seconds until the scheduler ends the job; `null` if unknown.
     pub(crate) ends_in_seconds: Option<u64>,
-    /// Until its agent begins to leave.
+    /// Seconds until the agent begins to leave.
     pub(crate) leaves_in_seconds: Option<u64>,
 }
 
@@ -32,38 +33,38 @@ pub(crate) struct Job {
 #[derive(Debug, Serialize)]
 pub(crate) struct GoneJob {
     pub(crate) node: String,
-    /// With the times that it had left when it went.
+    /// The job with the times that it had left when it went.
     pub(crate) job: Job,
     pub(crate) gone_seconds_ago: u64,
-    /// How its agent went, and what its engines failed of.
+    /// How the agent went, and why its engines failed.
     pub(crate) reason: String,
 }
 
 #[derive(Debug, Serialize)]
 pub(crate) struct Replica {
     pub(crate) id: String,
-    /// The name of a phase, or `suspect` when the agent is silent.
+    /// Name of a phase, or `suspect` if the agent is silent.
     pub(crate) phase: &'static str,
     pub(crate) reason: String,
     pub(crate) models: Vec<String>,
     pub(crate) gpu: String,
     pub(crate) gpus: Vec<Gpu>,
     pub(crate) progress: Option<Progress>,
-    /// The failure of its last life; `null` after a good one.
+    /// Failure of the replica's last life; `null` after a good one.
     pub(crate) failure: Option<Failure>,
-    /// What costs its engine speed, the gravest first.
+    /// Findings that cost the engine speed, gravest first.
     pub(crate) findings: Vec<Finding>,
     pub(crate) launch: Option<Launch>,
     pub(crate) epoch: u64,
     pub(crate) restarts: u32,
-    /// Over all routers, counted by the agent.
+    /// Requests in flight over all routers, counted by the agent.
     pub(crate) in_flight: u32,
-    /// Counted by the router that was asked.
+    /// Requests in flight of the router that was asked.
     pub(crate) local_in_flight: u32,
     pub(crate) served: u64,
     pub(crate) running: u32,
     pub(crate) waiting: u32,
-    /// 0 to 1.
+    /// Used share of the KV cache, from 0 to 1.
     pub(crate) kv_use: f64,
     pub(crate) cache: Cache,
     pub(crate) rates: Rates,
@@ -72,16 +73,16 @@ pub(crate) struct Replica {
     pub(crate) engine_socket: String,
 }
 
-/// A GPU of a replica and its reading; `null` is what its driver does not report.
+/// A GPU of a replica and its reading; values that its driver does not report are `null`.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Gpu {
-    /// In PCI order.
+    /// Index in PCI order.
     pub(crate) index: u32,
     pub(crate) uuid: String,
     pub(crate) name: String,
     pub(crate) memory_bytes: u64,
     pub(crate) memory_used_bytes: Option<u64>,
-    /// Percent.
+    /// Utilisation in percent.
     pub(crate) utilisation: Option<u32>,
     pub(crate) watts: Option<f32>,
     pub(crate) watts_limit: Option<f32>,
@@ -90,7 +91,7 @@ pub(crate) struct Gpu {
     pub(crate) throttled: Vec<String>,
     pub(crate) ecc_corrected: Option<u64>,
     pub(crate) ecc_uncorrected: Option<u64>,
-    /// The driver's last XID about it; 0 for none.
+    /// The driver's last XID for this GPU; 0 for none.
     pub(crate) last_xid: u32,
 }
 
@@ -115,7 +116,7 @@ pub(crate) struct Finding {
     pub(crate) advice: String,
 }
 
-/// How its engine was started.
+/// How the engine was started.
 #[derive(Debug, Serialize)]
 pub(crate) struct Launch {
     pub(crate) profile: String,
@@ -126,21 +127,21 @@ pub(crate) struct Launch {
     pub(crate) max_model_len: Option<u64>,
 }
 
-/// What the router knows of the blocks that a replica has cached.
+/// The router's knowledge of the blocks that a replica has cached.
 #[derive(Debug, Serialize)]
 pub(crate) struct Cache {
-    /// They are known exactly. Otherwise requests are placed by their text.
+    /// Whether the blocks are known exactly. Otherwise requests are placed by their text.
     pub(crate) exact: bool,
     pub(crate) blocks: u64,
-    /// Number and digest of the blocks are those that the agent last reported.
+    /// Whether number and digest of the blocks match the agent's last report.
     pub(crate) matches: bool,
     /// How often they differed.
     pub(crate) resyncs: u64,
-    /// The agent's reports contradict themselves.
+    /// Whether the agent's reports contradict themselves.
     pub(crate) distrusted: bool,
-    /// How the router's tokenizer for the model stands.
+    /// State of the router's tokenizer for the model.
     pub(crate) tokenizer: String,
-    /// Why not exact, or which requests are placed by text all the same.
+    /// Why the cache is not known exactly, or which requests are still placed by text.
     pub(crate) reason: String,
 }
 
@@ -208,7 +209,7 @@ impl Progress {
 }
 
 impl Gpu {
-    /// One of a replica's GPUs, with its reading where there is one.
+    /// A GPU of a replica, with its reading if there is one.
     fn new(gpu: agent::Gpu, readings: &[agent::GpuReading]) -> Self {
         let agent::Gpu { index, uuid, name, memory_bytes } = gpu;
         let reading = readings.iter().find(|reading| reading.uuid == uuid).cloned().unwrap_or_default();
@@ -297,7 +298,7 @@ impl Replica {
         matches!(self.phase, "starting" | "loading" | "suspect")
     }
 
-    /// The first line of why it is where it is.
+    /// First line of the reason for the phase.
     pub(crate) fn first_reason(&self) -> &str {
         self.reason.lines().next().unwrap_or_default()
     }

@@ -1,4 +1,5 @@
-//! The batch jobs of the user's fleet, as its controller last saw them. The router knows only those whose agent has come.
+//! Batch jobs of the user's fleet, as its controller last saw them. The router knows only those
+//! whose agent has come.
 
 use hostler_controller::{FleetFolder, FleetStatus, JobStatus};
 use serde::Serialize;
@@ -8,16 +9,17 @@ use crate::output::time_in_words;
 use crate::output::{Side, table};
 use crate::settings::cluster_config;
 
-/// A job of the fleet that has no node of the router's list, or not yet.
+/// A job of the fleet without a node in the router's list, or not yet.
 #[derive(Debug, Serialize)]
 pub(super) struct FleetJob {
-    /// The name of the entry that it is for.
+    /// Name of the job's entry.
     fleet: String,
     #[serde(flatten)]
     job: JobStatus,
 }
 
-/// The folder of the fleet whose router is asked; `None` if it is another router, or the fleet's controller is gone.
+/// Folder of the fleet whose router is asked; `None` for another router, or if the fleet's
+/// controller is gone.
 pub(super) fn find_folder(admin: &AdminArgs) -> anyhow::Result<Option<FleetFolder>> {
     let Some(folder) = FleetFolder::find(&cluster_config(admin.config.as_deref())?)? else { return Ok(None) };
     let Some(endpoint) = folder.endpoint()? else { return Ok(None) };
@@ -25,7 +27,7 @@ pub(super) fn find_folder(admin: &AdminArgs) -> anyhow::Result<Option<FleetFolde
     Ok(Some(folder).filter(|_| is_asked))
 }
 
-/// The jobs of the fleet, as its controller last saw them.
+/// Jobs of the fleet, as its controller last saw them.
 pub(super) fn read(folder: &FleetFolder) -> anyhow::Result<Vec<FleetJob>> {
     Ok(folder.status()?.map(list).unwrap_or_default())
 }

@@ -25,7 +25,7 @@ fn page(facts: &HostFacts) -> String {
     examine(facts).iter().flat_map(CheckResult::lines).collect::<Vec<_>>().join("\n")
 }
 
-/// What differs from a healthy host.
+/// Findings that differ from those of a healthy host.
 fn unlike_healthy(facts: &HostFacts) -> String {
     let usual = examine(&healthy());
     examine(facts).iter().filter(|finding| !usual.contains(finding)).flat_map(CheckResult::lines).collect::<Vec<_>>().join("\n")
