@@ -47,11 +47,13 @@ const FLEET: &str = "fleet";
 /// Which router is asked.
 #[derive(Debug, Args)]
 pub(crate) struct AdminArgs {
-    /// The router's operators' socket, or its admin address, where an admin key is needed, or `fleet`: that of your fleet of batch jobs.
-    /// Without it your fleet's where one runs, else your own router on this host.
+    /// The router's operators' socket, or its admin address, where an admin key is needed, or
+    /// `fleet`: that of your fleet of batch jobs. Without it your fleet's where one runs, else your
+    /// own router on this host.
     #[arg(long, env = "HOSTLER_ADMIN", value_name = "SOCKET|HOST:PORT|fleet")]
     pub(crate) admin: Option<String>,
-    /// File with an admin key and nothing else, mode 0600, for --admin HOST:PORT; HOSTLER_ADMIN_KEY can hold the key itself.
+    /// File with an admin key and nothing else, mode 0600, for --admin HOST:PORT; HOSTLER_ADMIN_KEY
+    /// can hold the key itself.
     #[arg(long, env = "HOSTLER_ADMIN_KEY_FILE", value_name = "FILE")]
     admin_key_file: Option<PathBuf>,
     /// The configuration file, where the router's socket may be set.

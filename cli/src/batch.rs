@@ -25,10 +25,12 @@ const KEY_VARIABLE: &str = "OPENAI_API_KEY";
 pub(crate) struct BatchCommandArgs {
     #[command(flatten)]
     batch: BatchArgs,
-    /// OpenAI endpoint: `http://HOST:PORT[/v1]`, `unix:PATH`, or the https address of your fleet of batch jobs
+    /// OpenAI endpoint: `http://HOST:PORT[/v1]`, `unix:PATH`, or the https address of your fleet of
+    /// batch jobs
     #[arg(long, env = "OPENAI_BASE_URL", value_name = "URL", default_value = "http://localhost:8000/v1")]
     target: Target,
-    /// When the output is complete, end this model as `hostler down` does, which gives its jobs back; may be repeated.
+    /// When the output is complete, end this model as `hostler down` does, which gives its jobs
+    /// back; may be repeated.
     #[arg(long, value_name = "NAME")]
     down: Vec<String>,
 }

@@ -42,7 +42,8 @@ const REMOTE_COMMAND: &str = "exec bash -lc 'exec hostler env --json --follow'";
 
 #[derive(Debug, Args)]
 pub(crate) struct ConnectArgs {
-    /// The host on which the fleet was started, as `ssh` takes it. What else ssh needs to know stands in ~/.ssh/config.
+    /// The host on which the fleet was started, as `ssh` takes it. What else ssh needs to know
+    /// stands in ~/.ssh/config.
     #[arg(value_name = "USER@HOST", value_parser = parse_destination)]
     destination: String,
     /// The port on this machine's loopback; without it a free one.

@@ -35,10 +35,12 @@ pub(crate) struct ControllerArgs {
     /// In a session of its own, as `hostler up` starts it: it goes on when the terminal is closed.
     #[arg(long)]
     background: bool,
-    /// In a batch job of its own, as `hostler up` submits it where cluster.controller is `job`: it waits for the place of the one before it.
+    /// In a batch job of its own, as `hostler up` submits it where cluster.controller is `job`: it
+    /// waits for the place of the one before it.
     #[arg(long, conflicts_with = "background")]
     job: bool,
-    /// Start it in the background unless it runs or nothing is wanted: for cron and timers, as `hostler init --service` makes them.
+    /// Start it in the background unless it runs or nothing is wanted: for cron and timers, as
+    /// `hostler init --service` makes them.
     #[arg(long, conflicts_with_all = ["background", "job"])]
     pub(crate) ensure: bool,
 }

@@ -18,9 +18,11 @@ use arithmetic::{figure, milliseconds};
 
 #[derive(Debug, Args)]
 pub(crate) struct ExplainArgs {
-    /// A request: the `x-hostler-id` of its answer, or the `x-request-id` that the client sent. Without it, the latest one.
+    /// A request: the `x-hostler-id` of its answer, or the `x-request-id` that the client sent.
+    /// Without it, the latest one.
     id: Option<String>,
-    /// This many decisions, the latest first. A request has more than one when it was sent to another replica after a failure.
+    /// This many decisions, the latest first. A request has more than one when it was sent to
+    /// another replica after a failure.
     #[arg(long, value_name = "N")]
     last: Option<u32>,
     /// JSON, for scripts.

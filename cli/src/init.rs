@@ -23,14 +23,15 @@ pub(crate) struct InitArgs {
     /// Make only an authority, in this folder, and a first token.
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// The cluster whose jobs are to serve: a name of which `list` shows all, or a file with a `[cluster]` section. Without it, one for the scheduler
-    /// whose commands this host has.
+    /// The cluster whose jobs are to serve: a name of which `list` shows all, or a file with a
+    /// `[cluster]` section. Without it, one for the scheduler whose commands this host has.
     #[arg(long, value_name = "NAME|FILE", conflicts_with = "dir")]
     site: Option<String>,
     /// What the fleet is called; it stands in its nodes' certificates.
     #[arg(long, default_value = "hostler", value_name = "FLEET")]
     name: String,
-    /// Have this host start the fleet's controller again after a restart or a kill, by a timer of your systemd or a line of your crontab.
+    /// Have this host start the fleet's controller again after a restart or a kill, by a timer of
+    /// your systemd or a line of your crontab.
     #[arg(long, conflicts_with = "dir")]
     service: bool,
     #[command(flatten)]
@@ -39,17 +40,20 @@ pub(crate) struct InitArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum TokenCommand {
-    /// Make a join token. It is printed to standard output, this once: the folder keeps only its SHA-256.
+    /// Make a join token. It is printed to standard output, this once: the folder keeps only its
+    /// SHA-256.
     Create(CreateTokenArgs),
     /// Show the tokens, without what is secret of them.
     List(ListTokensArgs),
-    /// Take a token back: nobody joins by it any more, and nodes that did get no further certificate.
+    /// Take a token back: nobody joins by it any more, and nodes that did get no further
+    /// certificate.
     Revoke(RevokeTokenArgs),
 }
 
 #[derive(Debug, Args)]
 struct AuthorityFolderArgs {
-    /// The folder of the fleet's authority; without it `router.tls_dir` of the configuration, else `~/.config/hostler/fleet`.
+    /// The folder of the fleet's authority; without it `router.tls_dir` of the configuration, else
+    /// `~/.config/hostler/fleet`.
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
 }
@@ -67,14 +71,15 @@ struct TokenArgs {
     /// How long nodes may join by it, such as 24h; who has joined stays.
     #[arg(long, value_parser = humantime::parse_duration, default_value = "24h", value_name = "DURATION")]
     expires: Duration,
-    /// The scheduler's job whose nodes may join by it: what its agents find in PBS_JOBID, SLURM_ARRAY_JOB_ID or SLURM_JOB_ID. An array's `1234[].server`
-    /// means all of its parts.
+    /// The scheduler's job whose nodes may join by it: what its agents find in PBS_JOBID,
+    /// SLURM_ARRAY_JOB_ID or SLURM_JOB_ID. An array's `1234[].server` means all of its parts.
     #[arg(long, default_value = "", hide_default_value = true, value_name = "ID")]
     job: String,
     /// How many nodes may join by it, or `unlimited` with --job [default: 1, with --job unlimited]
     #[arg(long, value_name = "N")]
     uses: Option<UsesArg>,
-    /// The one node that may join by it, under this name, with a new key too: for a node that was set up anew, whose old key is no good then.
+    /// The one node that may join by it, under this name, with a new key too: for a node that was
+    /// set up anew, whose old key is no good then.
     #[arg(long, default_value = "", hide_default_value = true, value_name = "NAME", conflicts_with = "uses")]
     node: String,
     /// Write it into this file, readable by you alone, instead of printing it.

@@ -14,7 +14,8 @@ use crate::settings::keys_file;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Keys {
-    /// Make a key. It is written to --out FILE or to standard output, this once: the key file keeps only its SHA-256.
+    /// Make a key. It is written to --out FILE or to standard output, this once: the key file keeps
+    /// only its SHA-256.
     Create(CreateKeyArgs),
     /// Show the keys, without what is secret of them.
     List(ListKeysArgs),
@@ -24,7 +25,8 @@ pub(crate) enum Keys {
 
 #[derive(Debug, Args)]
 struct FileArgs {
-    /// The key file; without it `router.keys_file` of the configuration, else `~/.config/hostler/keys.toml`.
+    /// The key file; without it `router.keys_file` of the configuration, else
+    /// `~/.config/hostler/keys.toml`.
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
 }
@@ -40,7 +42,8 @@ pub(crate) struct CreateKeyArgs {
     /// What it is good for.
     #[arg(long, value_enum, default_value = "use")]
     role: RoleArg,
-    /// A model that it may ask for, LoRA adapters and aliases by their own names; may be repeated, and without it all are allowed.
+    /// A model that it may ask for, LoRA adapters and aliases by their own names; may be repeated,
+    /// and without it all are allowed.
     #[arg(long = "model", value_name = "MODEL")]
     models: Vec<String>,
     /// How long it is valid, such as 90d; without it, until it is revoked.
@@ -107,7 +110,8 @@ pub(crate) struct ListKeysArgs {
 pub(crate) struct RevokeKeyArgs {
     /// The key's id, as `hostler keys list` shows it; never the key itself.
     id: String,
-    /// Leave it valid for this long, such as 24h, so that its users can change to another key meanwhile.
+    /// Leave it valid for this long, such as 24h, so that its users can change to another key
+    /// meanwhile.
     #[arg(long, value_parser = humantime::parse_duration, default_value = "0s", hide_default_value = true, value_name = "DURATION")]
     after: Duration,
     #[command(flatten)]

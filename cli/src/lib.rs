@@ -69,7 +69,8 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 #[allow(clippy::large_enum_variant, reason = "made once a process")]
 enum Command {
-    /// Serve a model: from this machine, with a router, an agent and its engines; or with --nodes from batch jobs of a cluster.
+    /// Serve a model: from this machine, with a router, an agent and its engines; or with --nodes
+    /// from batch jobs of a cluster.
     #[command(after_help = hostler_agent::EXIT_CODES)]
     Up(cluster::UpArgs),
     /// Wait until a model serves that `hostler up` has batch jobs for.
@@ -84,25 +85,31 @@ enum Command {
     /// Run the agent of this node: it starts the engines and serves the routers.
     #[command(after_help = hostler_agent::EXIT_CODES)]
     Agent(settings::EngineArgs),
-    /// Keep a fleet of batch jobs: a router, and what submits, replaces and ends the jobs that `hostler up` has asked for.
+    /// Keep a fleet of batch jobs: a router, and what submits, replaces and ends the jobs that
+    /// `hostler up` has asked for.
     Controller(controller::ControllerArgs),
     /// Show what the agent would run here and why: layout, memory, flags. Starts nothing.
     Plan(plan::PlanArgs),
     /// Show nodes and replicas: phase, load, KV use, what is known of the cache.
     Ps(ps::PsArgs),
-    /// Watch nodes and replicas in the terminal as they change; drain, restart and release them there.
+    /// Watch nodes and replicas in the terminal as they change; drain, restart and release them
+    /// there.
     Top(top::TopArgs),
-    /// Open the router's page in a browser: the fleet as it changes, and why each request went where it went.
+    /// Open the router's page in a browser: the fleet as it changes, and why each request went
+    /// where it went.
     Page(page::PageArgs),
     /// Show what costs the engines speed, and what to change.
     Advise(advise::AdviseArgs),
     /// Empty a node or a replica, then stop it.
     Drain(drain::DrainArgs),
-    /// Empty a node or a replica, then start it again; --rolling does it to one replica after another.
+    /// Empty a node or a replica, then start it again; --rolling does it to one replica after
+    /// another.
     Restart(operate::RestartArgs),
-    /// Let a quarantined, failed or stopped replica start again now, and one that drains go on serving.
+    /// Let a quarantined, failed or stopped replica start again now, and one that drains go on
+    /// serving.
     Release(operate::TargetArgs),
-    /// Let replicas finish what they run, then give their GPU memory back; they need --enable-sleep-mode among agent.engine_args.
+    /// Let replicas finish what they run, then give their GPU memory back; they need
+    /// --enable-sleep-mode among agent.engine_args.
     Sleep(operate::SleepArgs),
     /// Bring replicas that sleep back into service.
     Wake(operate::TargetArgs),
@@ -112,9 +119,11 @@ enum Command {
     /// Make, show and revoke the keys of those who may send requests.
     #[command(subcommand)]
     Keys(keys::Keys),
-    /// Make what a fleet of yours needs and does not have: its authority, your key, settings for your cluster. What is there stays as it is.
+    /// Make what a fleet of yours needs and does not have: its authority, your key, settings for
+    /// your cluster. What is there stays as it is.
     Init(init::InitArgs),
-    /// Print how programs on this host reach your fleet of batch jobs, as in `eval "$(hostler env)"`.
+    /// Print how programs on this host reach your fleet of batch jobs, as in
+    /// `eval "$(hostler env)"`.
     Env(env::EnvArgs),
     /// Reach your fleet on a login node from another machine, through ssh.
     Connect(connect::ConnectArgs),
@@ -127,11 +136,13 @@ enum Command {
     Logs(operate::LogsArgs),
     /// Show why a request went where it went.
     Explain(explain::ExplainArgs),
-    /// Write an archive for a bug report, without secrets: versions, settings, nodes, decisions, logs of engines that failed, metrics.
+    /// Write an archive for a bug report, without secrets: versions, settings, nodes, decisions,
+    /// logs of engines that failed, metrics.
     Report(report::ReportArgs),
     /// Measure an OpenAI endpoint, or several beside each other under the same load.
     Bench(hostler_bench::BenchArgs),
-    /// Send a file of requests at low priority and write their answers to another; goes on where it was killed.
+    /// Send a file of requests at low priority and write their answers to another; goes on where it
+    /// was killed.
     #[command(after_help = hostler_batch::EXIT_CODES)]
     Batch(batch::BatchCommandArgs),
     /// The simulated engine.
@@ -144,7 +155,8 @@ enum Command {
         /// The file; without it that of --config, or your own.
         file: Option<PathBuf>,
     },
-    /// Print the script by which a shell completes this program's arguments, as in `source <(hostler completions bash)`.
+    /// Print the script by which a shell completes this program's arguments, as in
+    /// `source <(hostler completions bash)`.
     Completions { shell: clap_complete::Shell },
     /// Print the manual's generated parts.
     #[command(subcommand)]

@@ -12,7 +12,8 @@ use crate::output::{Side, say, table};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Lora {
-    /// Load an adapter into engines that run, and into each of their further lives. They need --enable-lora among agent.engine_args.
+    /// Load an adapter into engines that run, and into each of their further lives. They need
+    /// --enable-lora among agent.engine_args.
     Load(LoadAdapterArgs),
     /// Unload an adapter.
     Unload(UnloadAdapterArgs),

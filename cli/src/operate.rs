@@ -34,7 +34,8 @@ pub(crate) struct RestartArgs {
     /// A node, or a replica as `node/index`; with --rolling also `all`, which is then the default.
     #[arg(required_unless_present = "rolling")]
     target: Option<String>,
-    /// One replica after another, each when the one before it serves again, so that no request fails.
+    /// One replica after another, each when the one before it serves again, so that no request
+    /// fails.
     #[arg(long)]
     rolling: bool,
     /// Even where nobody serves a model meanwhile.
@@ -51,7 +52,8 @@ pub(crate) struct RestartArgs {
 pub(crate) struct SleepArgs {
     /// A node, or a replica as `node/index`.
     target: String,
-    /// 1 keeps the weights in host memory and wakes in seconds; 2 forgets them, and waking reads them again.
+    /// 1 keeps the weights in host memory and wakes in seconds; 2 forgets them, and waking reads
+    /// them again.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=2))]
     level: u32,
     #[command(flatten)]

@@ -15,7 +15,8 @@ use crate::settings::EngineArgs;
 /// The options of `hostler plan`, beside the agent's settings.
 #[derive(Debug, Args)]
 pub(crate) struct PlanArgs {
-    /// Plan for these GPUs instead of this host's: `4x80` is four of 80 GiB, `2x3g.40gb` two MIG slices; commas separate kinds.
+    /// Plan for these GPUs instead of this host's: `4x80` is four of 80 GiB, `2x3g.40gb` two MIG
+    /// slices; commas separate kinds.
     #[arg(long, value_name = "COUNTxSIZE")]
     gpus: Option<String>,
     /// The GPUs of `--gpus` are joined by NVLink: all of a kind, or in groups of so many.

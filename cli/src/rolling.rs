@@ -1,4 +1,5 @@
-//! `hostler restart --rolling`: one replica after another is restarted, each when the one before it serves again, so that users notice nothing.
+//! `hostler restart --rolling`: restarts one replica after another, each when the one before it
+//! serves again, so users notice nothing.
 
 use std::time::{Duration, Instant};
 
@@ -22,37 +23,37 @@ pub(crate) struct Rolling<'a> {
     pub(crate) admin: &'a AdminArgs,
 }
 
-/// What a rolling restart needs to know of a replica.
+/// A rolling restart's view of a replica.
 #[derive(Debug, Clone, PartialEq)]
 struct ReplicaView {
     id: String,
     node: String,
     epoch: u64,
     phase: Phase,
-    /// Its agent is connected and reports.
+    /// Whether the replica's agent is connected and reports.
     is_connected: bool,
     models: Vec<String>,
     reason: String,
     progress: Option<Progress>,
 }
 
-/// What to do with the replica that is next.
+/// Decision about the next replica.
 #[derive(Debug, PartialEq, Eq)]
 enum RestartDecision {
-    /// Restart it; this is the life to end.
+    /// Restart the replica and end this life.
     Restart(u64),
-    /// It does not serve, so it is skipped, for this reason.
+    /// Skip the replica, which does not serve, for this reason.
     Skip(String),
-    /// Nothing more may be restarted.
+    /// Restart nothing more.
     Refuse(String),
 }
 
-/// What became of a replica that was told to restart.
+/// Outcome for a replica that was told to restart.
 #[derive(Debug, PartialEq, Eq)]
 enum RestartOutcome {
     Ready,
     Failed(String),
-    /// Not yet; this is what it does now.
+    /// Not restarted yet; this is its present state.
     Pending(String),
 }
 
@@ -85,7 +86,7 @@ async fn wait_until_ready(fleet: &mut AdminClient, id: &str, epoch: u64, wait: D
     let deadline = Instant::now() + wait;
     let mut told = String::new();
     while Instant::now() < deadline {
-        // A router that does not answer now may the next time.
+        // A router that does not answer now may answer next time.
         if let Ok(replicas) = list(fleet).await {
             match outcome(replicas.iter().find(|replica| replica.id == id), epoch) {
                 RestartOutcome::Ready => return Ok(()),
@@ -125,7 +126,7 @@ fn replica_views(node: &str, attached: bool, replica: wire::Replica) -> ReplicaV
     }
 }
 
-/// The replicas that a target means.
+/// Replicas that a target names.
 fn select_targets(fleet: &[ReplicaView], target: &str) -> anyhow::Result<Vec<String>> {
     let ids: Vec<String> = fleet
         .iter()
@@ -144,7 +145,7 @@ fn serves(replica: &ReplicaView) -> bool {
     replica.is_connected && replica.phase == Phase::Ready
 }
 
-/// What to do now with a replica.
+/// Decides about the next replica.
 fn decide(fleet: &[ReplicaView], id: &str, force: bool) -> RestartDecision {
     let Some(replica) = fleet.iter().find(|replica| replica.id == id) else {
         return RestartDecision::Skip(format!("{id}: left alone, it is gone"));
@@ -161,17 +162,17 @@ fn decide(fleet: &[ReplicaView], id: &str, force: bool) -> RestartDecision {
     }
 }
 
-/// A model that is served now, and by none any more without these replicas.
+/// A model that is served now, but would not be without these replicas.
 fn find_unserved_model<'a>(fleet: &'a [ReplicaView], without: &[String]) -> Option<&'a str> {
     let (leaving, staying): (Vec<_>, Vec<_>) = fleet.iter().filter(|replica| serves(replica)).partition(|of| without.contains(&of.id));
     let models = leaving.iter().flat_map(|replica| &replica.models);
     models.map(String::as_str).find(|model| !staying.iter().any(|other| other.models.iter().any(|served| served == model)))
 }
 
-/// Refuses what would leave a model without a ready replica.
+/// Fails if a model would be left without a ready replica.
 pub(crate) async fn check_models_stay_served(fleet: &mut AdminClient, target: &str) -> anyhow::Result<()> {
     let fleet = list(fleet).await?;
-    // The router has the better words for a target that is not there.
+    // The router has a better error for a missing target.
     let Ok(ids) = select_targets(&fleet, target) else { return Ok(()) };
     match find_unserved_model(&fleet, &ids) {
         Some(model) => bail!("nobody would serve {model} without {target}: start another replica first, or say --force"),
@@ -185,7 +186,7 @@ fn outcome(replica: Option<&ReplicaView>, epoch: u64) -> RestartOutcome {
     };
     match replica.phase {
         Phase::Ready | Phase::Sleeping if replica.epoch > epoch => RestartOutcome::Ready,
-        // It had crashed before the restart was ordered, which ends its pause.
+        // The engine had crashed before the restart was ordered, which ends its pause.
         Phase::Failed if replica.epoch == epoch => RestartOutcome::Pending("about to start again after a crash".to_owned()),
         Phase::Failed | Phase::Quarantined | Phase::Stopped => {
             RestartOutcome::Failed(format!("{}: {}", replica.phase.as_str(), replica.reason))

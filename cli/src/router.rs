@@ -9,8 +9,8 @@ use crate::output::say;
 
 #[derive(Debug, Args)]
 pub(crate) struct RouterArgs {
-    /// Take the place of your router that runs here with the same admin address, without refusing a request; where none runs, start as
-    /// ever.
+    /// Take the place of your router that runs here with the same admin address, without refusing a
+    /// request; where none runs, start as ever.
     #[arg(long)]
     takeover: bool,
 }
@@ -28,7 +28,8 @@ pub(crate) async fn router(settings: &Settings, args: &RouterArgs, adjust: Adjus
     Ok(router.run(shutdown).await?)
 }
 
-/// The router's settings, and where its traces go. An environment that others have written for their programs keeps no router from starting.
+/// The router's settings, and where its traces go. A wrong environment, written for other programs,
+/// must not keep a router from starting.
 pub(crate) fn router_config(settings: &Settings, adjust: AdjustRouter) -> anyhow::Result<RouterConfig> {
     let mut config: RouterConfig = settings.section("router")?;
     config.traces = TraceSettings::from_process().unwrap_or_else(|error| {

@@ -1,5 +1,5 @@
-//! How a secret that was made here gets to its user, once: into a file that only they can read, or to standard output with a warning where
-//! that is a file that others can read.
+//! Hands a secret made here to its user, once: into a file that only they can read, or to standard
+//! output, with a warning if others can read that file.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -12,8 +12,8 @@ use hostler_tls::write_private;
 
 use crate::output::complain;
 
-/// Where a secret goes. It is opened before the secret is made, because a key that nobody has seen
-/// is of no use.
+/// Destination of a secret. It is opened before the secret is made, because a key that nobody has
+/// seen is useless.
 #[derive(Debug)]
 pub(crate) enum SecretOutput {
     Standard,
@@ -22,7 +22,7 @@ pub(crate) enum SecretOutput {
 }
 
 impl SecretOutput {
-    /// A file or standard output. An existing file is replaced only with `force`.
+    /// Opens a file or standard output. An existing file is replaced only with `force`.
     ///
     /// # Errors
     /// When the file exists, or cannot be made.
@@ -41,7 +41,7 @@ impl SecretOutput {
         Ok(Self::File(path.to_owned()))
     }
 
-    /// Takes back what `prepare` did: there is no secret after all.
+    /// Undoes `prepare`, because there is no secret after all.
     pub(crate) fn withdraw(&self) {
         if let Self::File(path) = self
             && fs::metadata(path).is_ok_and(|metadata| metadata.len() == 0)
@@ -66,7 +66,7 @@ impl SecretOutput {
     }
 }
 
-/// Warns if standard output is a file that others can read: with the usual mask `> FILE` has mode
+/// Warns if standard output is a file that others can read: with the usual mask, `> FILE` has mode
 /// 644.
 pub(crate) fn warn_of_readers() {
     let opened = io::stdout().as_fd().try_clone_to_owned().map(File::from);

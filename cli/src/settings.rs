@@ -1,4 +1,4 @@
-//! Which settings each role has, and where they are read from.
+//! Settings of each role, and where they are read from.
 
 use std::path::{Path, PathBuf};
 
@@ -35,12 +35,12 @@ pub(crate) fn all() -> Vec<Section> {
     vec![Section::of::<RouterConfig>("router"), Section::of::<AgentConfig>("agent"), Section::of::<ClusterConfig>("cluster"), log()]
 }
 
-/// What `hostler up` has flags for.
+/// Sections that `hostler up` has flags for.
 pub(crate) fn local() -> Vec<Section> {
     roles().into_iter().chain([log()]).collect()
 }
 
-/// The router and the agent of this machine.
+/// Sections of this machine's router and agent.
 pub(crate) fn roles() -> Vec<Section> {
     vec![Section::of::<RouterConfig>("router"), Section::of::<AgentConfig>("agent")]
 }
@@ -49,12 +49,12 @@ fn log() -> Section {
     Section::of::<LogConfig>("log")
 }
 
-/// The configuration file: the one that was named, or the user's own where there is one.
+/// The configuration file: the named one, or the user's own if it exists.
 pub(crate) fn config_file(named: Option<PathBuf>) -> Option<PathBuf> {
     named.or_else(|| own_config_file().filter(|path| path.is_file()))
 }
 
-/// Where the user's own configuration file is, or would be.
+/// Path of the user's own configuration file, whether or not it exists.
 pub(crate) fn own_config_file() -> Option<PathBuf> {
     Some(hostler_boot::home::config_dir()?.join("hostler/hostler.toml"))
 }
@@ -64,7 +64,7 @@ pub(crate) fn user_key_file(keys_file: &Path) -> PathBuf {
     keys_file.with_file_name("user.key")
 }
 
-/// The environment as far as it is text; no setting is anything else.
+/// Environment variables that are text; settings are nothing else.
 pub(crate) fn environment() -> Vec<(String, String)> {
     std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))).collect()
 }
@@ -72,7 +72,7 @@ pub(crate) fn environment() -> Vec<(String, String)> {
 #[derive(Default)]
 pub(crate) struct CommandFlags<'a> {
     pub(crate) flags: Option<&'a ArgMatches>,
-    /// What collectors call the role that is to run, if one is.
+    /// Service name that collectors see for the role to run, if there is one.
     pub(crate) service: Option<&'static str>,
 }
 
@@ -92,7 +92,7 @@ impl CommandFlags<'_> {
         Ok(settings)
     }
 
-    /// The flags of these sections that stand on the command line, as they are written.
+    /// Flags of these sections on the command line, as written.
     pub(crate) fn given_of(&self, sections: &[Section]) -> Vec<String> {
         let given = |id: &str| self.flags.is_some_and(|flags| flags.value_source(id) == Some(ValueSource::CommandLine));
         let flags = Settings::flags(sections);
@@ -100,17 +100,17 @@ impl CommandFlags<'_> {
     }
 }
 
-/// Where the router's keys are, by the file and the environment; empty where not set.
+/// The router's key file, by the file and the environment; empty if not set.
 pub(crate) fn keys_file(file: Option<&Path>) -> anyhow::Result<PathBuf> {
     Ok(router_config(file)?.keys_file)
 }
 
-/// Where the fleet's authority is, by the file and the environment; empty where not set.
+/// The folder of the fleet's authority, by the file and the environment; empty if not set.
 pub(crate) fn tls_dir(file: Option<&Path>) -> anyhow::Result<PathBuf> {
     Ok(router_config(file)?.tls_dir)
 }
 
-/// Where operators reach the router, by the file and the environment; empty where not set.
+/// The operators' socket of the router, by the file and the environment; empty if not set.
 pub(crate) fn operators_socket(file: Option<&Path>) -> anyhow::Result<PathBuf> {
     Ok(router_config(file)?.operators_socket)
 }
@@ -133,7 +133,8 @@ fn load(file: Option<&Path>) -> anyhow::Result<Settings> {
     Ok(Settings::load(&all(), &SettingSources { file, environment: environment(), flags: None })?)
 }
 
-/// Reads a file that describes a site: the settings of jobs and their agents, and no router's.
+/// Checks a file that describes a site: settings of jobs and their agents, without those of a
+/// router.
 pub(crate) fn check_site(file: &Path) -> anyhow::Result<()> {
     let sections = [Section::of::<AgentConfig>("agent"), Section::of::<ClusterConfig>("cluster")];
     let settings = Settings::load(&sections, &SettingSources { file: Some(file), ..SettingSources::default() })?;
@@ -142,7 +143,7 @@ pub(crate) fn check_site(file: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Reads a file as every role would.
+/// Checks a file as every role would read it.
 pub(crate) fn check(file: Option<&Path>) -> anyhow::Result<()> {
     let file = file.context("there is no configuration file of yours: name one, as in `hostler check FILE`")?;
     let settings = Settings::load(&all(), &SettingSources { file: Some(file), ..SettingSources::default() })?;

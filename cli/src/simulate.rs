@@ -1,5 +1,5 @@
-//! `hostler simulate`: ways to choose a replica, compared on a model of engines. The simulator is a crate of its own; here it meets the
-//! terminal.
+//! `hostler simulate`: compares ways to choose a replica on a model of engines. The simulator is a
+//! crate of its own; this module connects it to the terminal.
 
 use hostler_simulate::SimulateArgs;
 

@@ -1,14 +1,17 @@
-//! What is said while engines start: how far each has come, when that changes and now and then; and of one that fails, the cause and the remedy. Pure: the time is an argument.
+//! Lines shown while engines start. Pure: the time is an argument.
+//!
+//! They show how far each engine has come, on changes and now and then, and for a failed engine the
+//! cause and the remedy.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use crate::ps::Replica;
 
-/// How often the same stage is told again, when it has come further. Loading takes minutes.
+/// Interval at which progress within a stage is shown again. Loading takes minutes.
 const REPEAT_INTERVAL: Duration = Duration::from_secs(30);
 
-/// Remembers the last line about each replica.
+/// Last line shown about each replica.
 #[derive(Debug, Default)]
 pub(crate) struct StartupProgress {
     last_lines: HashMap<String, LastLine>,
@@ -17,14 +20,14 @@ pub(crate) struct StartupProgress {
 #[derive(Debug)]
 struct LastLine {
     phase: &'static str,
-    /// The stage of its start; for one that is down, the reason.
+    /// Stage of the start; for a replica that is down, the reason.
     what: String,
     lines: Vec<String>,
     at: Instant,
 }
 
 impl StartupProgress {
-    /// The lines to say now.
+    /// Lines to show now.
     pub(crate) fn lines(&mut self, replicas: &[Replica], now: Instant) -> Vec<String> {
         replicas.iter().filter_map(|replica| self.of(replica, now)).flatten().collect()
     }
@@ -40,7 +43,7 @@ impl StartupProgress {
         };
         let told = self.last_lines.get(&replica.id);
         let is_known = told.is_some_and(|told| told.phase == replica.phase && told.what == what);
-        // A cause is told once, progress again and again.
+        // A cause is shown once, progress repeatedly.
         let is_due = told.is_some_and(|told| replica.is_coming() && told.lines != lines && now.duration_since(told.at) >= REPEAT_INTERVAL);
         if is_known && !is_due {
             return None;

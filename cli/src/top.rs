@@ -1,7 +1,7 @@
 //! `hostler top`: the fleet in the terminal, as it is now and as it changes.
 //!
-//! `model` is what is known and shown, `keys` what keys do to it, `draw` how it looks; all three are pure. `run` is the loop between them, the
-//! `terminal` and the router's answers (`calls`).
+//! `model` is the state, `keys` changes it, and `draw` shows it; all three are pure. `run` is the
+//! loop between them, the `terminal` and the router's answers (`calls`).
 
 mod calls;
 mod changes;
@@ -23,7 +23,7 @@ use clap::Args;
 
 use crate::admin::{AdminArgs, RouterAddress};
 
-/// More often than agents report it would show nothing new.
+/// Shortest interval. Asking more often than agents report would show nothing new.
 const LEAST_INTERVAL: Duration = Duration::from_millis(100);
 
 #[derive(Debug, Args)]
@@ -43,7 +43,7 @@ fn parse_interval(text: &str) -> Result<Duration, String> {
 pub(crate) async fn top(args: &TopArgs) -> anyhow::Result<()> {
     terminal::check_terminal()?;
     let router = RouterAddress::find(&args.admin).await?;
-    // A router that is not there is told of as by every other command; one that goes later is waited for.
+    // A missing router is reported as by every other command; one that goes later is waited for.
     let client = router.connect().await?;
     run::run(&router, client, args.interval, terminal::has_color()).await
 }

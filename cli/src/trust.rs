@@ -1,5 +1,8 @@
-//! A file of certificates for clients of a fleet that shows one of its own authority: what this host trusts, and that authority. The variables by
-//! which clients are told of a file replace the host's own, so a file with the authority alone would break all other programs of the shell.
+//! A file of certificates for clients of a fleet with its own authority: what this host trusts, and
+//! that authority.
+//!
+//! Variables that name such a file replace the host's own, so a file with only the authority would
+//! break all other programs of the shell.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,24 +10,27 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use hostler_tls::write_private;
 
-/// OpenSSL and what is built on it (Python's ssl and so httpx and OpenAI's SDK), requests, and curl.
+/// Variables of OpenSSL and what is built on it (Python's ssl and so httpx and OpenAI's SDK), of
+/// requests, and of curl.
 pub(crate) const REPLACING_VARIABLES: [&str; 3] = ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"];
 
-/// Node adds this file to its own.
+/// Variable of Node, which adds the file to its own.
 pub(crate) const ADDING_VARIABLE: &str = "NODE_EXTRA_CA_CERTS";
 
-/// Before the path of the file with what the host trusts. Readers of certificates skip such a line.
+/// Mark before the path of the file with what the host trusts. Readers of certificates skip such a
+/// line.
 const SOURCE_MARK: &str = "# Hostler has added a fleet's authority to ";
 
-/// What clients are told of.
+/// Certificate file for clients.
 #[derive(Debug)]
 pub(crate) struct Bundle {
     pub(crate) file: PathBuf,
-    /// Whether it has what the host trusts. Without that, it is no replacement for a client's own certificates.
+    /// Whether the file includes what the host trusts. Otherwise it cannot replace a client's own
+    /// certificates.
     pub(crate) has_roots: bool,
 }
 
-/// Writes the file, unless it is there already.
+/// Writes the file, unless it already has this content.
 pub(crate) fn write_bundle(file: PathBuf, authority: &str, variable: impl Fn(&str) -> Option<String>) -> anyhow::Result<Bundle> {
     let source = find_roots(&file, variable, openssl_probe::probe().cert_file);
     let roots = source.map(|source| {
@@ -37,13 +43,15 @@ pub(crate) fn write_bundle(file: PathBuf, authority: &str, variable: impl Fn(&st
     if fs::read_to_string(&file).is_ok_and(|found| found == bundle) {
         return Ok(Bundle { file, has_roots });
     }
-    // Programs may be reading it.
+    // Programs may be reading the file, so its content is replaced only if it differs.
     write_private(&file, bundle.as_bytes())?;
     Ok(Bundle { file, has_roots })
 }
 
-/// The file with what the host trusts: the one that a variable names, else the system's. A shell that has evaluated the lines names the bundle itself:
-/// then it is what that was made from, for an authority of a former fleet is in it, too.
+/// The file with what the host trusts: the one that a variable names, else the system's.
+///
+/// A shell that has evaluated the lines names the bundle itself. In that case the bundle's own
+/// source is used, because the bundle may contain the authority of a former fleet.
 fn find_roots(bundle: &Path, variable: impl Fn(&str) -> Option<String>, system: Option<PathBuf>) -> Option<PathBuf> {
     let former = fs::read_to_string(bundle).unwrap_or_default();
     let former = former.lines().next().and_then(|line| line.strip_prefix(SOURCE_MARK)).map(PathBuf::from);

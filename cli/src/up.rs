@@ -19,7 +19,8 @@ use crate::startup_progress::StartupProgress;
 /// How often the engines are checked until they are ready.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Runs both until they have drained: first the router, so that requests finish, then the agent. Where a scheduler presses, both at the same time.
+/// Runs both until they have drained: first the router, so that requests finish, then the agent. If
+/// a scheduler presses, both drain at the same time.
 pub(crate) async fn up(settings: Settings, adjust_router: AdjustRouter) -> anyhow::Result<()> {
     let mut router_config = router_config(&settings, adjust_router)?;
     if !settings.is_set("router", "agents_listen") {
@@ -30,13 +31,13 @@ pub(crate) async fn up(settings: Settings, adjust_router: AdjustRouter) -> anyho
     hostler_agent::check_engine(&agent_config)?;
     let router = Router::bind(router_config).await?;
     if agent_config.if_agent_dies == IfAgentDies::Auto {
-        // What a person starts in a terminal ends with it.
+        // Engines that a person starts in a terminal end with it.
         agent_config.if_agent_dies = IfAgentDies::Kill;
     }
     if !settings.is_set("agent", "router") {
         agent_config.router.clear();
     }
-    // That is for the agents of jobs.
+    // The router file is for the agents of jobs.
     agent_config.router_file.clear();
     agent_config.router.insert(0, router.agents_address().to_string());
 
@@ -46,7 +47,7 @@ pub(crate) async fn up(settings: Settings, adjust_router: AdjustRouter) -> anyho
     let (edge, admin) = (format!("{}://{}", router.edge_scheme(), router.edge_address()), router.admin_address());
     let (key, wants_keys) = (router.operator_key().clone(), router.requires_keys());
     announce(&router);
-    // The router answers while vLLM is asked for its version, which takes seconds.
+    // The router already answers while vLLM is asked for its version, which takes seconds.
     let router_task = tokio::spawn(router.run(shutdown.clone()));
     let agent_shutdown = shutdown.sibling();
     let mut agent_task = tokio::spawn(prepare_and_run(agent_config, agent_shutdown.clone()));
@@ -59,7 +60,7 @@ pub(crate) async fn up(settings: Settings, adjust_router: AdjustRouter) -> anyho
             return ended?;
         }
         () = shutdown.wait_drain() => {}
-        // It leaves before its batch job ends.
+        // The agent leaves before its batch job ends.
         () = agent_shutdown.wait_drain() => shutdown.drain(),
     }
     router_task.await??;
@@ -68,8 +69,10 @@ pub(crate) async fn up(settings: Settings, adjust_router: AdjustRouter) -> anyho
     agent_task.await?
 }
 
-/// A router that only this process's agent can reach needs no authority, and an agent of only this
-/// process's router needs no token. So a machine that is part of a fleet may also be tried alone.
+/// Adapts TLS for one machine. A router that only this process's agent can reach needs no
+/// authority, and an agent of only this process's router needs no token.
+///
+/// So a machine that is part of a fleet may also be tried alone.
 fn apply_local_tls(settings: &Settings, router: &mut RouterConfig, agent: &mut AgentConfig) {
     let joins = !agent.join_token_file.as_os_str().is_empty();
     if !settings.is_set("router", "agents_listen") && !joins {
@@ -80,7 +83,7 @@ fn apply_local_tls(settings: &Settings, router: &mut RouterConfig, agent: &mut A
     }
 }
 
-/// Reports how far the engines have come until they serve or have failed, then how to use them.
+/// Shows how far the engines have come until they serve or have failed, then how to use them.
 async fn announce_when_ready(edge: String, wants_keys: bool, admin: SocketAddr, key: Secret) -> anyhow::Result<()> {
     let mut fleet = connect_with(&admin.to_string(), &key).await?;
     let mut start = StartupProgress::default();

@@ -43,7 +43,8 @@ pub(crate) struct UpArgs {
     /// A node that nobody has asked for so long ends.
     #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "30m", requires = "max")]
     idle_after: Duration,
-    /// What the model is called in `hostler wait`, `scale` and `down`; without it the last part of MODEL.
+    /// What the model is called in `hostler wait`, `scale` and `down`; without it the last part of
+    /// MODEL.
     #[arg(long, value_name = "NAME", requires = "size")]
     name: Option<String>,
     /// Print what would be submitted, and start nothing.

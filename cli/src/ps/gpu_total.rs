@@ -1,24 +1,24 @@
-//! Several GPUs as one figure each: those of a replica, a node or a fleet.
+//! Figures of several GPUs combined: those of a replica, a node or a fleet.
 
 use super::Gpu;
 
-/// What several GPUs do together. What one of them does not say is not known of all.
+/// Combined figures of several GPUs. A figure that one GPU does not report is unknown for all.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct GpuTotal {
     pub(crate) count: usize,
     pub(crate) name: String,
-    /// Bytes.
+    /// Memory in bytes.
     pub(crate) memory: u64,
     pub(crate) memory_used: Option<u64>,
-    /// Percent, the mean.
+    /// Mean utilisation in percent.
     pub(crate) utilisation: Option<u32>,
-    /// Of the hottest.
+    /// Temperature of the hottest GPU.
     pub(crate) celsius: Option<u32>,
     pub(crate) watts: Option<f32>,
 }
 
 impl GpuTotal {
-    /// `None` where there are no GPUs.
+    /// Combines these GPUs; `None` if there are none.
     pub(crate) fn of<'a>(gpus: impl Iterator<Item = &'a Gpu>) -> Option<Self> {
         let gpus: Vec<&Gpu> = gpus.collect();
         let percents: Option<u32> = gpus.iter().map(|gpu| gpu.utilisation).sum();

@@ -145,7 +145,7 @@ fn a_cache_shows_its_blocks_or_why_not() {
     assert!(lines[1].contains("  text  ") && lines[1].ends_with("  placed by text: the engine keeps no cache"), "{lines:?}");
     let lines = super::lines(&[with_cache(wire::Cache { distrusted: true, ..cache(false, "") })]);
     assert!(lines[1].ends_with("placed by text: its reports of cached blocks contradict themselves"), "{lines:?}");
-    // On its way: nothing is wrong.
+    // The cache is on its way: nothing is wrong.
     let lines = super::lines(&[with_cache(cache(false, ""))]);
     assert!(!lines[1].contains("placed by text"), "{lines:?}");
 }

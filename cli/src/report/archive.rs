@@ -10,7 +10,7 @@ use anyhow::{Context, bail};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
-/// One file of it.
+/// A file of the archive.
 #[derive(Debug)]
 pub(super) struct ReportFile {
     pub(super) name: String,
@@ -20,7 +20,7 @@ pub(super) struct ReportFile {
 /// Writes the files below `folder` into a new archive of mode 0600.
 ///
 /// # Errors
-/// When there is such a file already, or it cannot be written.
+/// When the file exists already, or cannot be written.
 pub(super) fn write_archive(path: &Path, folder: &str, files: &[ReportFile]) -> anyhow::Result<()> {
     let created = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
     let file = match created {

@@ -1,4 +1,5 @@
-//! What a report has: each file from where it comes, or why it is not there. Nothing that fails keeps the rest out.
+//! Gathers a report's files, or the reasons why they are missing. A failure never keeps the other
+//! files out.
 
 use hostler_agent::AgentConfig;
 use hostler_agent::plan::{PreviewRequest, preview};
@@ -17,18 +18,18 @@ use crate::host_names::this_host;
 use crate::output::describe;
 use crate::ps::{GoneJob, Node, Replica};
 
-/// As many as a router gives.
+/// As many lines and decisions as a router gives.
 const LOG_LINES: u32 = 200;
 
 const DECISIONS: u32 = 50;
 
-/// Of the end of a controller's log.
+/// Bytes at the end of a controller's log.
 const CONTROLLER_LOG_TAIL: u64 = 1 << 20;
 
-/// Lines for a shell, which may hold secrets in any form.
+/// Setting with shell lines, which may hold secrets in any form.
 const WITHHELD: &str = "cluster.setup";
 
-/// The files of a report, and what could not be had.
+/// Files of a report, and what could not be gathered.
 #[derive(Debug, Default)]
 pub(super) struct Gathered {
     pub(super) files: Vec<ReportFile>,
@@ -44,7 +45,7 @@ impl Gathered {
     }
 }
 
-/// Asks host, router and fleet.
+/// Queries host, router and fleet.
 pub(super) async fn gather(settings: &Settings, admin: &AdminArgs) -> Gathered {
     let mut gathered = Gathered::default();
     gathered.take("settings.txt", Ok(describe_settings(settings)));
@@ -63,7 +64,7 @@ pub(super) async fn gather(settings: &Settings, admin: &AdminArgs) -> Gathered {
     gathered
 }
 
-/// Nodes, decisions, and the logs of engines that have failed; returns the router's version.
+/// Gathers nodes, decisions, and the logs of failed engines; returns the router's version.
 async fn gather_router(router: &mut AdminClient, gathered: &mut Gathered) -> String {
     let listed = match router.list(ListRequest {}).await {
         Ok(listed) => listed.into_inner(),
@@ -86,12 +87,12 @@ async fn gather_router(router: &mut AdminClient, gathered: &mut Gathered) -> Str
     listed.router_version
 }
 
-/// Whether its engine's log may tell of a failure.
+/// Whether the engine's log may report a failure.
 fn has_failed(replica: &Replica) -> bool {
     replica.failure.is_some() || replica.restarts > 0 || !matches!(replica.phase, "ready" | "sleeping" | "draining")
 }
 
-/// What the controller keeps of a fleet of batch jobs, where there is one.
+/// Gathers the controller's files of a fleet of batch jobs, if there is one.
 fn gather_fleet_folder(settings: &Settings, gathered: &mut Gathered) {
     let folder = settings.section::<ClusterConfig>("cluster").map_err(anyhow::Error::from);
     let folder = match folder.and_then(|config| Ok(FleetFolder::find(&config)?)) {
@@ -107,7 +108,7 @@ fn gather_fleet_folder(settings: &Settings, gathered: &mut Gathered) {
     }
 }
 
-/// What was set, and where; all else is at its default.
+/// Settings that were given, and where; all others have their defaults.
 fn describe_settings(settings: &Settings) -> String {
     let lines = settings.given().map(|(name, value, origin)| {
         let shown = if name == WITHHELD { "[withheld]".to_owned() } else { value.to_string() };
@@ -145,7 +146,7 @@ fn join_lines(lines: impl IntoIterator<Item = String>) -> String {
     lines.into_iter().fold(String::new(), |text, line| text + &line + "\n")
 }
 
-/// A name that a node has given itself, as the name of a file.
+/// File name from a name that a node has given itself.
 fn file_name(id: &str) -> String {
     let is_plain = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '-' | '_' | '.');
     let name: String = id.chars().map(|letter| if is_plain(letter) { letter } else { '-' }).collect();

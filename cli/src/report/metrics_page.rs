@@ -1,4 +1,4 @@
-//! A router's metrics page, from where operators reach it.
+//! Fetches a router's metrics page from where operators reach it.
 
 use std::time::Duration;
 
@@ -17,14 +17,14 @@ use crate::fleet_connection::open_admin;
 
 const PAGE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A thousand replicas are 3 MB.
+/// Most bytes of the page. A thousand replicas take 3 MB.
 const LONGEST_PAGE: usize = 64 << 20;
 
 /// # Errors
-/// When the router is not reached, or does not show it.
+/// When the router cannot be reached, or does not show the page.
 pub(super) async fn fetch_metrics(args: &AdminArgs) -> anyhow::Result<String> {
     let way = AdminEndpoint::find(args).await?;
-    // A page that came to loopback under another name is refused.
+    // The page is refused to requests on loopback that name another host.
     let mut request = Request::get("/metrics").header(header::HOST, "localhost");
     if let Some(key) = admin_key(args, &way)? {
         request = request.header(header::AUTHORIZATION, format!("Bearer {}", key.reveal()));

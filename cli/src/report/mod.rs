@@ -1,4 +1,5 @@
-//! `hostler report`: one archive of what a bug report needs, without secrets. It shows what is in it, and asks before it writes.
+//! `hostler report`: an archive for a bug report, without secrets. It shows the content, and asks
+//! before it writes.
 
 mod archive;
 mod gather;
@@ -63,7 +64,7 @@ fn redact(redaction: &Redaction, file: ReportFile) -> (ReportFile, usize) {
     (ReportFile { content, ..file }, removed)
 }
 
-/// What is in it, a line for each file.
+/// Describes the archive's content, a line for each file.
 fn describe_contents(files: &[(ReportFile, usize)], missing: &[String]) -> Vec<String> {
     let row = |(file, removed): &(ReportFile, usize)| {
         let lines = file.content.lines().count();
@@ -80,7 +81,7 @@ fn describe_contents(files: &[(ReportFile, usize)], missing: &[String]) -> Vec<S
     lines
 }
 
-/// The host, and the time without colons, which some systems have in no file name.
+/// The host, and the time without colons, which some systems forbid in file names.
 fn archive_name() -> String {
     let time = humantime::format_rfc3339_seconds(SystemTime::now()).to_string().replace(':', "");
     format!("hostler-report-{}-{time}", this_host())

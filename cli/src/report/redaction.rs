@@ -1,18 +1,21 @@
-//! Takes secrets out of texts: values of the environment that are called one, and what looks like one. Pure.
+//! Removes secrets from texts: values of environment variables with secret names, and everything
+//! that looks like a secret. Pure.
 
 use regex::{Captures, Regex};
 
-/// What stands where a secret was.
+/// Replaces a removed secret.
 const REMOVED: &str = "[removed]";
 
-/// A shorter value, such as `1`, is no secret, and would be found in every line.
+/// Shortest secret value. A shorter one, such as `1`, is no secret, and would be found in every
+/// line.
 const SHORTEST_VALUE: usize = 8;
 
-/// Parts of a variable's name that say that its value is secret. OpenTelemetry has the key of a
-/// collector among its headers.
+/// Parts of a variable's name that mark its value as secret. OpenTelemetry keeps a collector's key
+/// among its headers.
 const SECRET_NAMES: [&str; 6] = ["TOKEN", "KEY", "SECRET", "PASSWORD", "CREDENTIAL", "OTLP_HEADERS"];
 
-/// What stays before the secret, in a group `kept`, the secret, and what stays after it, in a group `after` where there is something.
+/// Patterns of secrets. Group `kept` is the text before the secret, and group `after`, if present,
+/// the text after it.
 const PATTERNS: [&str; 18] = [
     // A list, as vLLM logs its keys: {'api_key': ['one', 'two']}.
     r#"(?i)(?<kept>\b(?:api[_-]?keys?|passwords?|secrets?)\\?["']?\s*[:=]\s*\[)\s*\\?["'][^\]]+(?<after>\])"#,
@@ -20,24 +23,24 @@ const PATTERNS: [&str; 18] = [
     r"(?<kept>\bhk_[a-z2-7]{10}_)[a-z2-7]{20,}",
     // A token by which nodes join.
     r"(?<kept>\b[0-9a-f]{16}\.)[0-9a-f]{64}\b",
-    // Hugging Face, and the many that write keys as OpenAI does.
+    // Keys of Hugging Face, and of the many services that write keys as OpenAI does.
     r"(?<kept>\b(?:hf_|sk-))[A-Za-z0-9_-]{16,}",
     r#"(?i)(?<kept>\b(?:bearer|authorization["']?\s*[:=]\s*["']?basic)(?:\s|%20)+)[^\s"',]{8,}"#,
     // An argument and its value, also as two items of a list in JSON.
     r#"(?<kept>--(?:api-key|hf-token|[a-z-]*password|[a-z-]*secret)(?:=|\s|"\s*,\s*")\s*)[^\s"',]+"#,
     r#"(?<kept>\b[A-Z0-9_]*(?:TOKEN|KEY|SECRET|PASSWORD)\s*=\s*["']?)[^\s"']{8,}"#,
-    // The same names quoted, as in JSON and in Python, where JSON may be quoted once more.
+    // These names in quotes, as in JSON and in Python. The JSON may itself be quoted.
     r#"(?<kept>\\?["'][A-Z0-9_]*(?:TOKEN|KEY|SECRET|PASSWORD)\\?["']\s*[:=]\s*\\?["'])[^"'\\]+"#,
-    // In lower case a `key` alone is the id of one, and `tokens` are counted.
+    // In lower case, a bare `key` is the id of one, and `tokens` are counted.
     r#"(?i)(?<kept>\\?["'][a-z0-9_.-]*(?:token|secret|passw(?:or)?d|credentials?|(?:api|access|secret|private|auth)[_-]?key)\\?["']\s*[:=]\s*\\?["'])[^"'\\]+"#,
     r#"(?i)(?<kept>\b[a-z0-9_.-]*(?:passw(?:or)?d|secret|token|(?:api|access|secret|private|auth)[_-]?key)\s*=\s*["'])[^"']+"#,
     r#"(?i)(?<kept>\b[a-z0-9_.-]*(?:passw(?:or)?d|secret|(?:api|access|secret|private|auth)[_-]?key)\s*=\s*)[^\s"',;&)}\[\]][^\s"',;&)}\]]*"#,
     r#"(?i)(?<kept>\b(?:passw(?:or)?d|x-[a-z-]*(?:key|token))\s*:\s*)[^\s"',;&]+"#,
-    // Headers for OpenTelemetry's collector: pairs, with commas between them.
+    // Headers for OpenTelemetry's collector: pairs with commas between them.
     r#"(?i)(?<kept>\b[a-z_]*otlp_(?:[a-z]+_)?headers\\?["']?\s*[:=]\s*\\?["']?)[^\s"'\\]+"#,
-    // What signs a URL, or stands in it for a password.
+    // URL parameters that sign a URL, or act as its password.
     r#"(?i)(?<kept>[?&](?:x-(?:amz|goog)-(?:signature|security-token|credential)|sig|signature|token|[a-z]+_token|auth|key|api_?key)=)[^&\s"'<>#]+"#,
-    // GitHub, GitLab, and web tokens, which are JSON in base64.
+    // Tokens of GitHub and GitLab, and web tokens, which are JSON in base64.
     r"(?<kept>\b(?:gh[a-z]_|github_pat_|glpat-))[A-Za-z0-9_-]{16,}",
     r"(?<kept>\beyJ)[A-Za-z0-9_-]{6,}\.[A-Za-z0-9_-]{6,}\.[A-Za-z0-9_-]*",
     // User and password of a URL.
@@ -45,7 +48,7 @@ const PATTERNS: [&str; 18] = [
     r"(?s)(?<kept>-----BEGIN [A-Z ]*PRIVATE KEY-----).*?(?<after>-----END|\z)",
 ];
 
-/// What to take out.
+/// Rules and values to remove.
 #[derive(Debug)]
 pub(super) struct Redaction {
     patterns: Vec<Regex>,
@@ -53,20 +56,20 @@ pub(super) struct Redaction {
 }
 
 impl Redaction {
-    /// With the secret values of an environment.
+    /// A redaction that also removes the secret values of an environment.
     pub(super) fn new(environment: impl IntoIterator<Item = (String, String)>) -> Self {
         let is_secret = |name: &str| SECRET_NAMES.iter().any(|part| name.to_ascii_uppercase().contains(part));
         // Variables such as HOSTLER_ADMIN_KEY_FILE name a file, which reports may name too.
         let is_value = |value: &str| value.len() >= SHORTEST_VALUE && !value.starts_with('/');
         let named = environment.into_iter().filter(|(name, value)| is_secret(name) && is_value(value));
         let mut values: Vec<String> = named.map(|(_, value)| value).collect();
-        // The longest first: one may be the beginning of another.
+        // Longest first: one value may be the beginning of another.
         values.sort_by_key(|value| std::cmp::Reverse(value.len()));
         let patterns = PATTERNS.iter().map(|pattern| Regex::new(pattern).expect("the patterns are tested")).collect();
         Self { patterns, values }
     }
 
-    /// The text without them, and how many were taken out.
+    /// The text without secrets, and how many were removed.
     pub(super) fn apply(&self, text: &str) -> (String, usize) {
         let (mut text, mut removed) = (text.to_owned(), 0);
         for value in &self.values {
@@ -75,7 +78,7 @@ impl Redaction {
         }
         for pattern in &self.patterns {
             let replaced = pattern.replace_all(&text, |found: &Captures<'_>| {
-                // What an earlier pattern has taken out is not counted again.
+                // A secret that an earlier pattern has removed is not counted again.
                 if found[0].ends_with(REMOVED) {
                     return found[0].to_owned();
                 }

@@ -1,4 +1,4 @@
-//! What the view asks of the router, each within a deadline, and in which words it failed.
+//! The view's calls to the router, each within a deadline, and the words for their failures.
 
 use std::future::Future;
 use std::time::Duration;
@@ -13,25 +13,25 @@ use super::picture::FleetPicture;
 use crate::admin::{AdminClient, RouterAddress, status_error};
 use crate::output::describe;
 
-/// After this time the router counts as silent.
+/// Time after which the router counts as silent.
 const LOOK_DEADLINE: Duration = Duration::from_secs(5);
 
-/// An agent that is silent does not hold up the rest.
+/// Deadline of details: a silent agent must not hold up the rest.
 const DETAIL_DEADLINE: Duration = Duration::from_secs(2);
 
-/// An order goes through the agent.
+/// Deadline of an order, which goes through the agent.
 const ORDER_DEADLINE: Duration = Duration::from_secs(15);
 
-/// More than any screen shows.
+/// More lines than any screen shows.
 const LOG_LINES: u32 = 100;
 
-/// Decisions among which those of one replica are looked for.
+/// Decisions searched for those of one replica.
 const DECISIONS: u32 = 100;
 
 #[derive(Debug)]
 pub(super) enum RouterCall {
     Look {
-        /// A replica that is looked at closely.
+        /// Replica whose details are shown.
         detail: Option<String>,
     },
     Order(FleetOrder),
@@ -40,12 +40,13 @@ pub(super) enum RouterCall {
 #[derive(Debug)]
 pub(super) enum RouterAnswer {
     Seen(Box<FleetPicture>, Option<ReplicaDetail>),
-    /// Why it has not answered.
+    /// Why the router has not answered.
     Silent(String),
     Ordered(FleetOrder, Result<Vec<String>, String>),
 }
 
-/// Carries out one call. The client is that of the call before; one that failed is connected anew, with all checks of whose socket it is.
+/// Carries out one call with the client of the call before. After a failure it connects anew, and
+/// checks again whose socket it is.
 pub(super) async fn carry_out(
     router: &RouterAddress,
     client: Option<AdminClient>,

@@ -1,4 +1,4 @@
-//! What happened between two answers of the router, in sentences, and the list of what happened lately.
+//! Describes what changed between two answers of the router, and keeps a list of recent events.
 
 use std::collections::VecDeque;
 use std::time::SystemTime;
@@ -15,7 +15,7 @@ pub(super) struct FleetEvent {
     pub(super) words: String,
 }
 
-/// What happened lately, the newest last.
+/// Recent events, newest last.
 #[derive(Debug, Default)]
 pub(super) struct EventLog {
     events: VecDeque<FleetEvent>,
@@ -29,13 +29,13 @@ impl EventLog {
         self.events.push_back(FleetEvent { at, words });
     }
 
-    /// The last so many.
+    /// The latest events, at most this many.
     pub(super) fn latest(&self, most: usize) -> impl Iterator<Item = &FleetEvent> {
         self.events.iter().skip(self.events.len().saturating_sub(most))
     }
 }
 
-/// What has become of the fleet.
+/// Describes the changes of the fleet.
 pub(super) fn changes(before: &FleetPicture, after: &FleetPicture) -> Vec<String> {
     let mut words = Vec::new();
     for node in &after.nodes {
@@ -78,11 +78,11 @@ fn replica_change(before: &Replica, after: &Replica) -> Option<String> {
     if before.phase != after.phase {
         return Some(format!("{id} {} → {phase}{}", before.phase, reason_note(after)));
     }
-    // It went through other phases between two looks.
+    // The replica went through other phases between two looks.
     (before.epoch != after.epoch && before.epoch > 0).then(|| format!("{id} has another engine, {phase}{}", reason_note(after)))
 }
 
-/// Why it is in its phase, which needs no reason where it serves.
+/// Reason for the phase; a serving replica needs none.
 fn reason_note(replica: &Replica) -> String {
     let cause =
         replica.failure.as_ref().filter(|_| matches!(replica.phase, "failed" | "quarantined")).map(|failure| failure.cause.as_str());

@@ -1,4 +1,4 @@
-//! The screen: what the model knows, in cells. Pure.
+//! Draws the model's state as cells of the screen. Pure.
 
 mod detail;
 mod figures;
@@ -18,17 +18,18 @@ use self::palette::Palette;
 use super::model::{KeyMode, Panel, TopModel};
 use super::text::{is_printable, printable};
 
-/// On less there is no list to read.
+/// Smallest screen on which a list is readable.
 const LEAST_WIDTH: u16 = 50;
 const LEAST_HEIGHT: u16 = 14;
 
-/// From this height on there is room to space things out.
+/// Height from which there is room to space things out.
 const TALL: u16 = 30;
 
-/// Events that are shown, however many replicas there are; where these leave room, more.
+/// Rows kept for events, however many replicas there are. If the replicas leave room, more are
+/// shown.
 const EVENT_ROWS: u16 = 4;
 
-/// Lines below the lists: what is the matter, and the keys.
+/// Lines below the lists: the status, and the keys.
 const FOOT: u16 = 2;
 
 pub(super) fn draw(frame: &mut Frame<'_>, model: &TopModel) {
@@ -56,7 +57,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, model: &TopModel) {
     cleanse(buffer);
 }
 
-/// Whatever was written, no cell holds what a terminal would obey.
+/// Removes everything that a terminal would obey from all cells, whatever was written.
 fn cleanse(buffer: &mut Buffer) {
     for cell in &mut buffer.content {
         if !cell.symbol().chars().all(is_printable) {
@@ -65,7 +66,8 @@ fn cleanse(buffer: &mut Buffer) {
     }
 }
 
-/// Totals, then nodes, replicas and events. The list that keys move in goes before the other one.
+/// Draws totals, then nodes, replicas and events. The list in which keys move comes before the
+/// other one.
 fn draw_lists(buffer: &mut Buffer, area: Rect, model: &TopModel, palette: Palette) {
     let mut top = area.y;
     let mut take = |height: u16| {
@@ -108,7 +110,7 @@ fn draw_events(buffer: &mut Buffer, area: Rect, model: &TopModel, palette: Palet
     write_all(buffer, room, &lines);
 }
 
-/// What is the matter with the router, else what became of the last key or order, else how the list is sorted.
+/// Trouble with the router, else the result of the last key or order, else how the list is sorted.
 fn status_line(model: &TopModel, palette: Palette) -> Line<'static> {
     if let Some(silence) = &model.silence {
         let seconds = model.now.at.saturating_duration_since(silence.since.at).as_secs();
@@ -149,13 +151,13 @@ fn key_line(model: &TopModel, palette: Palette, columns: u16) -> Line<'static> {
             ("q", "quit"),
         ],
     };
-    // Help has the one that is left out where there is no room for all.
+    // If there is no room for all keys, help describes the missing one.
     let shown = keys.iter().filter(|(key, _)| columns >= 90 || *key != "Tab");
     let spans = shown.flat_map(|(key, does)| [span(key, palette.strong()), span(&format!(" {does}  "), palette.label())]);
     Line::from(spans.collect::<Vec<_>>())
 }
 
-/// Text of anybody, made fit for cells.
+/// Makes text of any origin fit for cells.
 fn span(words: &str, style: ratatui::style::Style) -> Span<'static> {
     Span::styled(printable(words), style)
 }

@@ -1,4 +1,4 @@
-//! What a key does: it changes the model, or asks for something that only the loop can do.
+//! Effect of a key: it changes the model, or asks for something that only the loop can do.
 
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
@@ -8,17 +8,17 @@ use super::order::{FleetOrder, OrderKind, Question};
 /// Rows of a page: half of the smallest screen.
 const PAGE: usize = 10;
 
-/// Letters of a filter.
+/// Most letters of a filter.
 const MAX_FILTER: usize = 64;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum KeyIntent {
     Quit,
-    /// The shell gets the terminal until it goes on with this program.
+    /// Give the terminal to the shell until it continues this program.
     Suspend,
     /// Draw every cell again: something else has written to the terminal.
     Redraw,
-    /// Ask the router now, not when the next second is over.
+    /// Ask the router now instead of at the next tick.
     Look,
     Order(FleetOrder),
 }
@@ -96,7 +96,7 @@ impl TopModel {
         }
     }
 
-    /// One step back: out of a replica, then of a filter, then of the program.
+    /// Goes one step back: out of a replica, then of a filter, then of the program.
     fn leave(&mut self) -> Option<KeyIntent> {
         if self.detail.take().is_some() {
             return None;
@@ -109,7 +109,7 @@ impl TopModel {
         None
     }
 
-    /// Into a replica; of a node, to its replicas.
+    /// Opens a replica; for a node, moves to its replicas.
     fn open(&mut self) -> Option<KeyIntent> {
         if self.detail.is_some() {
             return None;
@@ -129,7 +129,7 @@ impl TopModel {
         }
     }
 
-    /// Nothing is ordered without a question, nor on the word of old figures.
+    /// Asks before an order. Nothing is ordered without a question, or based on old figures.
     fn ask(&mut self, kind: OrderKind) {
         let (Some(fleet), Some(target)) = (self.picture(), self.target()) else { return };
         if self.silence.is_some() {

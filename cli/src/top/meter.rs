@@ -1,34 +1,36 @@
-//! Tokens per second, from counters of an engine that successive answers of the router show. Pure: the time is an argument.
+//! Tokens per second, from an engine's counters in successive answers of the router. Pure: the time
+//! is an argument.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Agents read an engine's counters about as often as they are shown here: over one interval alone, the rate would jump between none and twice as much.
+/// Time over which the rate is measured. Agents read an engine's counters about as often as they
+/// are shown here, so over a single interval the rate would jump between none and twice as much.
 const WINDOW: Duration = Duration::from_secs(5);
 
-/// The counter of tokens of one replica, as it was seen lately.
+/// Recent token counts of one replica.
 #[derive(Debug, Default)]
 pub(super) struct TokenMeter {
     epoch: u64,
-    /// The oldest first.
+    /// Samples, oldest first.
     samples: VecDeque<(Instant, u64)>,
 }
 
 impl TokenMeter {
-    /// A new life of an engine counts from zero.
+    /// Records a count. A new life of an engine counts from zero.
     pub(super) fn record(&mut self, now: Instant, epoch: u64, tokens: u64) {
         if self.epoch != epoch || self.samples.back().is_some_and(|(_, last)| *last > tokens) {
             self.samples.clear();
         }
         self.epoch = epoch;
         self.samples.push_back((now, tokens));
-        // Two are kept however far they are apart.
+        // Two samples are kept, however far they are apart.
         while self.samples.len() > 2 && self.samples.front().is_some_and(|(at, _)| now.duration_since(*at) > WINDOW) {
             self.samples.pop_front();
         }
     }
 
-    /// `None` before it has been seen twice.
+    /// Rate in tokens per second; `None` until the counter has been seen twice.
     pub(super) fn rate(&self) -> Option<f64> {
         let ((begun, first), (now, last)) = (self.samples.front()?, self.samples.back()?);
         let seconds = now.duration_since(*begun).as_secs_f64();

@@ -1,5 +1,6 @@
-//! What the view knows and shows: the last answer of the router, what happened lately, and where the operator is. Pure: answers and times come in from
-//! `run`, keys from `keys`, and `draw` reads it.
+//! State of the view: the router's last answer, recent events, and the operator's position.
+//!
+//! Pure: answers and times come from `run`, keys from `keys`, and `draw` reads the state.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant, SystemTime};
@@ -12,14 +13,14 @@ use super::order::{FleetOrder, Question, SortKey, SortedReplica, matches_filter}
 use super::picture::FleetPicture;
 use crate::ps::Node;
 
-/// The same moment on both clocks: one for spans of time, the other for people.
+/// A moment on two clocks: one for time spans, the other for people.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Moment {
     pub(super) at: Instant,
     pub(super) wall: SystemTime,
 }
 
-/// The list that keys move in.
+/// List in which keys move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Panel {
     #[default]
@@ -27,7 +28,7 @@ pub(super) enum Panel {
     Nodes,
 }
 
-/// What keys mean now.
+/// Present meaning of keys.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) enum KeyMode {
     #[default]
@@ -38,26 +39,26 @@ pub(super) enum KeyMode {
     Help,
 }
 
-/// The router does not answer.
+/// Silence of a router that does not answer.
 #[derive(Debug)]
 pub(super) struct RouterSilence {
     pub(super) since: Moment,
     pub(super) cause: String,
 }
 
-/// What the router says of the replica that is looked at closely.
+/// Details of a replica, as the router reports them.
 #[derive(Debug)]
 pub(super) struct ReplicaDetail {
     pub(super) replica: String,
     /// The last lines, or why there are none.
     pub(super) log: Result<Vec<String>, String>,
-    /// The latest first.
+    /// Decisions, latest first.
     pub(super) decisions: Result<Vec<Decision>, String>,
 }
 
 #[derive(Debug)]
 pub(super) struct TopModel {
-    /// Where the router is asked.
+    /// Address of the router.
     pub(super) router: String,
     /// Whether colours may be used.
     pub(super) has_color: bool,
@@ -71,9 +72,9 @@ pub(super) struct TopModel {
     pub(super) sort: SortKey,
     pub(super) is_reversed: bool,
     pub(super) filter: String,
-    /// A replica that fills the screen, as far as the router has told of it.
+    /// Replica that fills the screen, with the details known so far.
     pub(super) detail: Option<ReplicaDetail>,
-    /// What became of the last order, or why a key does nothing.
+    /// Result of the last order, or why a key does nothing.
     pub(super) notice: String,
     pub(super) selected_replica: Option<String>,
     pub(super) selected_node: Option<String>,
@@ -102,7 +103,7 @@ impl TopModel {
         }
     }
 
-    /// The router has answered.
+    /// Applies an answer of the router.
     pub(super) fn apply(&mut self, fleet: FleetPicture, now: Moment) {
         self.now = now;
         if let Some(silence) = self.silence.take() {
@@ -122,7 +123,7 @@ impl TopModel {
         self.keep_selection();
     }
 
-    /// The router has not answered. What is shown stays, as old.
+    /// Notes that the router has not answered. The shown figures stay, marked as old.
     pub(super) fn note_silence(&mut self, cause: String, now: Moment) {
         self.now = now;
         match &mut self.silence {
@@ -134,14 +135,14 @@ impl TopModel {
         }
     }
 
-    /// What was asked of one replica, unless the operator has left it meanwhile.
+    /// Applies the details of one replica, unless the operator has left it meanwhile.
     pub(super) fn apply_detail(&mut self, detail: ReplicaDetail) {
         if self.detail.as_ref().is_some_and(|shown| shown.replica == detail.replica) {
             self.detail = Some(detail);
         }
     }
 
-    /// What has become of an order.
+    /// Applies the result of an order.
     pub(super) fn apply_order(&mut self, order: &FleetOrder, done: Result<Vec<String>, String>, now: Moment) {
         self.now = now;
         let FleetOrder { kind, target } = order;
@@ -152,7 +153,7 @@ impl TopModel {
         self.events.push(now.wall, self.notice.clone());
     }
 
-    /// How long the shown figures are out of date, if they are.
+    /// How old the shown figures are, if they are out of date.
     pub(super) fn age(&self) -> Option<Duration> {
         let (_, seen) = self.fleet.as_ref().filter(|_| self.silence.is_some())?;
         Some(self.now.at.saturating_duration_since(seen.at))
@@ -162,7 +163,7 @@ impl TopModel {
         self.fleet.as_ref().map(|(fleet, _)| fleet)
     }
 
-    /// The replicas that pass the filter, in the order that was chosen.
+    /// Replicas that pass the filter, in the chosen order.
     pub(super) fn shown_replicas(&self) -> Vec<SortedReplica<'_>> {
         let Some(fleet) = self.picture() else { return Vec::new() };
         let shown = fleet.replicas().filter(|(node, replica)| matches_filter(node, replica, &self.filter));
@@ -183,12 +184,12 @@ impl TopModel {
         self.picture().map_or(&[], |fleet| &fleet.nodes)
     }
 
-    /// `None` before it has been seen twice.
+    /// Rate of a replica; `None` until its counter has been seen twice.
     pub(super) fn tokens_per_second(&self, replica: &str) -> Option<f64> {
         self.meters.get(replica)?.rate()
     }
 
-    /// Where the selection stands in its list.
+    /// Row of the selection in its list.
     pub(super) fn selected_row(&self, panel: Panel) -> Option<usize> {
         match panel {
             Panel::Replicas => self.shown_replicas().iter().position(|of| Some(&of.replica.id) == self.selected_replica.as_ref()),
@@ -196,7 +197,7 @@ impl TopModel {
         }
     }
 
-    /// Selects a row of the panel that keys move in, the last one where there are fewer.
+    /// Selects a row of the panel in which keys move; the last one if there are fewer.
     pub(super) fn select(&mut self, row: usize) {
         let at = |count: usize| (count > 0).then(|| row.min(count - 1));
         match self.panel {
@@ -211,7 +212,7 @@ impl TopModel {
         }
     }
 
-    /// What orders mean now: the replica that fills the screen, or what is selected.
+    /// Target of orders: the replica that fills the screen, or the selection.
     pub(super) fn target(&self) -> Option<String> {
         match (&self.detail, self.panel) {
             (Some(detail), _) => Some(detail.replica.clone()),
@@ -220,7 +221,8 @@ impl TopModel {
         }
     }
 
-    /// After the rows have changed: the selection stays with its replica and its node, and if they are gone or hidden it is on the first.
+    /// Keeps the selection on its replica and its node after rows have changed. If they are gone or
+    /// hidden, it moves to the first row.
     pub(super) fn keep_selection(&mut self) {
         let panel = self.panel;
         for one in [Panel::Replicas, Panel::Nodes] {

@@ -1,4 +1,5 @@
-//! In which order replicas stand, which of them are shown, and what an operator may order of one of them or of a node.
+//! Sorts and filters replicas, and defines the orders that an operator may give for a replica or a
+//! node.
 
 use std::cmp::Ordering;
 
@@ -7,7 +8,7 @@ use crate::ps::{Node, Replica};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum SortKey {
-    /// As the router lists them.
+    /// Order in which the router lists replicas.
     #[default]
     Node,
     Phase,
@@ -38,7 +39,8 @@ impl SortKey {
         }
     }
 
-    /// Which of two comes first: what needs a look, or has the most of it. Those that are equal stay as the router lists them.
+    /// Compares two replicas: the one that needs attention, or has most of the figure, comes first.
+    /// Equal ones stay in the router's order.
     pub(super) fn compare(self, one: &SortedReplica<'_>, other: &SortedReplica<'_>) -> Ordering {
         let most = |of: fn(&SortedReplica<'_>) -> f64| of(other).total_cmp(&of(one));
         match self {
@@ -53,22 +55,23 @@ impl SortKey {
     }
 }
 
-/// A replica with what it may be sorted by.
+/// A replica with the figures for sorting.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SortedReplica<'a> {
     pub(super) replica: &'a Replica,
     pub(super) tokens_per_second: Option<f64>,
-    /// Seconds, of the slowest streams.
+    /// Seconds until the first token of the slowest streams.
     pub(super) first_token: Option<f64>,
 }
 
-/// The smaller, the more it needs somebody.
+/// Rank of a phase: the smaller, the more it needs attention.
 fn urgency(phase: &str) -> usize {
     let order = ["quarantined", "failed", "suspect", "draining", "loading", "starting", "stopped", "sleeping", "ready"];
     order.iter().position(|known| *known == phase).unwrap_or(order.len())
 }
 
-/// Whether a replica is meant by what was typed: a part of its name, phase, models or job, in either case.
+/// Whether a replica matches the typed text: a part of its name, phase, models or job, in either
+/// case.
 pub(super) fn matches_filter(node: &Node, replica: &Replica, filter: &str) -> bool {
     let filter = filter.to_lowercase();
     let job = node.job.iter().map(|job| job.id.as_str());
@@ -93,18 +96,18 @@ impl OrderKind {
     }
 }
 
-/// What is ordered, of a node or of a replica.
+/// An order for a node or a replica.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct FleetOrder {
     pub(super) kind: OrderKind,
     pub(super) target: String,
 }
 
-/// What is asked before an order is sent.
+/// Question before an order is sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Question {
     pub(super) order: FleetOrder,
-    /// The replicas that it touches, when it was asked.
+    /// Replicas that the order affected when the question was asked.
     pub(super) replicas: Vec<String>,
     /// Requests of all routers that run there.
     pub(super) in_flight: u32,
@@ -113,7 +116,7 @@ pub(super) struct Question {
 }
 
 impl Question {
-    /// `None` where the target has no replicas.
+    /// A question about this order; `None` if the target has no replicas.
     pub(super) fn new(order: FleetOrder, fleet: &FleetPicture) -> Option<Self> {
         let is_touched = |node: &Node, replica: &Replica| node.node == order.target || replica.id == order.target;
         let (touched, others): (Vec<_>, Vec<_>) = fleet.replicas().partition(|(node, replica)| is_touched(node, replica));
@@ -132,7 +135,7 @@ impl Question {
         Some(Self { replicas: touched.iter().map(|(_, replica)| replica.id.clone()).collect(), order, in_flight, unserved })
     }
 
-    /// What is asked, and what would follow.
+    /// The question, and the consequences.
     pub(super) fn sentences(&self) -> Vec<String> {
         let Self { order: FleetOrder { kind, target }, replicas, in_flight, unserved } = self;
         let of_node = if replicas.iter().eq([target]) { String::new() } else { format!(" of node {target}") };

@@ -1,4 +1,5 @@
-//! One answer of the router to `List`, as the view needs it: what `hostler ps` shows, and the counters that rates are made of.
+//! An answer of the router to `List` as the view needs it: the content of `hostler ps`, and the
+//! counters behind rates.
 
 use std::collections::HashMap;
 
@@ -12,7 +13,7 @@ pub(super) struct FleetPicture {
     pub(super) nodes: Vec<Node>,
     pub(super) gone_jobs: Vec<GoneJob>,
     pub(super) demand: Vec<wire::ModelDemand>,
-    /// Of all streams.
+    /// First-token times of all streams.
     pub(super) first_tokens: Option<wire::FirstTokens>,
     pub(super) in_flight: u32,
     pub(super) queued: u32,
@@ -20,15 +21,15 @@ pub(super) struct FleetPicture {
     figures: HashMap<String, ReplicaFigures>,
 }
 
-/// What `hostler ps` does not show of a replica.
+/// Figures of a replica that `hostler ps` does not show.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct ReplicaFigures {
-    /// From its metrics; absent before they were read.
+    /// Counters from the engine's metrics; absent until those were read.
     pub(super) engine: Option<EngineCounters>,
     pub(super) first_tokens: Option<wire::FirstTokens>,
 }
 
-/// What an engine has counted since it began.
+/// Counters of an engine since it began.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct EngineCounters {
     pub(super) generation_tokens: u64,

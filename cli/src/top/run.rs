@@ -1,5 +1,5 @@
-//! The loop around the model: keys, answers of the router, seconds and signals come in one after the other, and the screen follows. One call is under way
-//! at a time.
+//! The loop around the model: keys, answers of the router, ticks and signals come in one after the
+//! other, and the screen follows. Only one call is under way at a time.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -47,7 +47,7 @@ pub(super) async fn run(router: &RouterAddress, first: AdminClient, pause: Durat
                     Some(KeyIntent::Suspend) => screen.suspend()?,
                     Some(KeyIntent::Redraw) => screen.terminal.clear()?,
                     Some(KeyIntent::Look) => is_due = true,
-                    // A look makes way for an order, and an order for nothing.
+                    // An order replaces a look, but nothing replaces an order.
                     Some(KeyIntent::Order(_)) if is_order => model.notice = "wait until the last order has been answered".to_owned(),
                     Some(KeyIntent::Order(order)) => wanted = Some(RouterCall::Order(order)),
                     None => {}

@@ -1,4 +1,5 @@
-//! The terminal, taken for the view and given back whatever happens: at the end, at an error, at a panic, and while the shell has it.
+//! The terminal, taken for the view and always given back: at the end, at an error, at a panic, and
+//! while the shell has it.
 
 use std::io::{IsTerminal, stdin, stdout};
 
@@ -8,10 +9,10 @@ use crossterm::terminal::{EnterAlternateScreen, enable_raw_mode};
 use ratatui::DefaultTerminal;
 use rustix::process::{Signal, getpid, kill_process};
 
-/// Refuses what nothing can be drawn on.
+/// Rejects terminals on which nothing can be drawn.
 ///
 /// # Errors
-/// With what to use instead.
+/// The error says what to use instead.
 pub(super) fn check_terminal() -> anyhow::Result<()> {
     let term = std::env::var("TERM").unwrap_or_default();
     check(stdin().is_terminal() && stdout().is_terminal(), &term)
@@ -27,12 +28,12 @@ fn check(is_terminal: bool, term: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether colours are wanted, as <https://no-color.org> says it.
+/// Whether colours are wanted, according to <https://no-color.org>.
 pub(super) fn has_color() -> bool {
     std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-/// Gives the terminal back when it is dropped.
+/// Terminal that is given back on drop.
 #[derive(Debug)]
 pub(super) struct TakenTerminal {
     pub(super) terminal: DefaultTerminal,
@@ -42,7 +43,7 @@ impl TakenTerminal {
     /// Takes the terminal. A panic gives it back before its message is written.
     ///
     /// # Errors
-    /// When it cannot be drawn on.
+    /// When the terminal cannot be drawn on.
     pub(super) fn take() -> anyhow::Result<Self> {
         let taken = ratatui::try_init().inspect_err(|_| give_back())?;
         Ok(Self { terminal: taken })
@@ -51,7 +52,7 @@ impl TakenTerminal {
     /// Gives the terminal to the shell until this program is continued.
     ///
     /// # Errors
-    /// When it cannot be taken again.
+    /// When the terminal cannot be taken again.
     pub(super) fn suspend(&mut self) -> anyhow::Result<()> {
         self.terminal.show_cursor()?;
         give_back();
@@ -66,14 +67,15 @@ impl TakenTerminal {
 impl Drop for TakenTerminal {
     fn drop(&mut self) {
         let _ = self.terminal.show_cursor();
-        // After a panic it has been given back; once more would put the cursor over the panic's message.
+        // A panic has already given it back; once more would put the cursor over the panic's
+        // message.
         if !std::thread::panicking() {
             give_back();
         }
     }
 }
 
-/// A terminal that is gone needs nothing back.
+/// Gives the terminal back. If it is gone, an error does no harm.
 fn give_back() {
     let _ = ratatui::try_restore();
 }

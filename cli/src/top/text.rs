@@ -1,15 +1,17 @@
-//! Text of others made fit for a terminal's cells. Names, reasons and log lines come from clients, engines and nodes, and could hold anything, such as
-//! sequences that a terminal obeys.
+//! Makes foreign text fit for a terminal's cells. Names, reasons and log lines come from clients,
+//! engines and nodes, and could hold anything, such as sequences that a terminal obeys.
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use crate::output::{HIDDEN, without_escapes};
 
-/// Stands at the end of what was cut.
+/// Marks the end of a cut text.
 const CUT: char = '…';
 
-/// One line without what a terminal would obey: a tab is a blank, and of any other control
-/// character, and of those that turn the direction of the text or have no width, a point is left.
+/// A line without anything that a terminal would obey.
+///
+/// A tab becomes a blank. Any other control character becomes a point, and so do characters that
+/// turn the direction of the text or have no width.
 pub(super) fn printable(text: &str) -> String {
     without_escapes(text, |letter| match letter {
         '\t' => ' ',
@@ -28,7 +30,7 @@ pub(super) fn width(text: &str) -> usize {
     text.width()
 }
 
-/// The text, or as much of it as so many columns hold.
+/// The text, or as much of it as this many columns hold.
 pub(super) fn cut(text: &str, columns: usize) -> String {
     if width(text) <= columns {
         return text.to_owned();
@@ -47,7 +49,7 @@ pub(super) fn cut(text: &str, columns: usize) -> String {
     kept
 }
 
-/// The text in lines of so many columns, broken at blanks where there are some.
+/// Breaks a text into lines of this many columns, at blanks where possible.
 pub(super) fn wrap(text: &str, columns: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split(' ') {

@@ -1,4 +1,5 @@
-//! One replica on the whole screen: its state and figures, its GPUs, why the last requests went there, and the end of its engine's log.
+//! A replica on the whole screen: its state and figures, its GPUs, why the last requests went
+//! there, and the end of its engine's log.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -19,7 +20,7 @@ use crate::top::model::{ReplicaDetail, TopModel};
 use crate::top::picture::FleetPicture;
 use crate::top::text::{cut, printable, width, wrap};
 
-/// Requests that are shown on a small screen, and on a tall one.
+/// Requests shown on a small screen, and on a tall one.
 const REQUESTS: (usize, usize) = (4, 10);
 
 pub(super) fn draw_detail(buffer: &mut Buffer, area: Rect, model: &TopModel, (shown, palette): (&ReplicaDetail, Palette)) {
@@ -53,7 +54,7 @@ pub(super) fn draw_detail(buffer: &mut Buffer, area: Rect, model: &TopModel, (sh
     write_all(buffer, Rect { height: height_of(lines.len()).min(area.height), ..area }, &lines);
 }
 
-/// What it is, why it is so, and where.
+/// State of the replica, the reason for it, and its node.
 fn state_lines(node: &Node, replica: &Replica, area: Rect, palette: Palette) -> Vec<Line<'static>> {
     let engine = if replica.engine_version.is_empty() { String::new() } else { format!("  engine {}", replica.engine_version) };
     let process = if replica.engine_pid == 0 { String::new() } else { format!("  process {}", replica.engine_pid) };
@@ -90,7 +91,7 @@ fn figure_words(model: &TopModel, fleet: &FleetPicture, replica: &Replica) -> Ve
     words
 }
 
-/// As many on each line as it holds.
+/// Fills each line with as many words as it holds.
 fn figure_lines(words: &[String], columns: usize) -> Vec<String> {
     const GAP: &str = "  ";
     let mut lines = vec![String::new()];

@@ -1,14 +1,14 @@
-//! Figures in as few columns as they can be read in.
+//! Formats figures in as few columns as are readable.
 
 use std::time::SystemTime;
 
 use crate::ps::{GpuTotal, gib};
 use crate::top::picture::EngineCounters;
 
-/// What is not known.
+/// Stands for an unknown figure.
 pub(super) const UNKNOWN: &str = "-";
 
-/// `61%` of 0.61.
+/// `61%` for 0.61.
 pub(super) fn percent(share: f64) -> String {
     format!("{:.0}%", share * 100.0)
 }
@@ -37,7 +37,7 @@ pub(super) fn share(part: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| part as f64 / whole as f64)
 }
 
-/// The part of the looked-up tokens that the prefix cache had, since the engine began.
+/// Share of the looked-up tokens that the prefix cache had, since the engine began.
 pub(super) fn hit_share(engine: EngineCounters) -> Option<f64> {
     share(engine.prefix_hits, engine.prefix_queries)
 }
@@ -48,13 +48,13 @@ pub(super) fn clock(at: SystemTime) -> String {
     text.get(11..19).unwrap_or_default().to_owned()
 }
 
-/// `98/141G`, to the nearest GiB; of GPUs that do not say what is used, `-/141G`.
+/// `98/141G`, to the nearest GiB; `-/141G` for GPUs that do not report used memory.
 pub(super) fn memory(gpus: &GpuTotal) -> String {
     let used = gpus.memory_used.map_or_else(|| UNKNOWN.to_owned(), |used| gib(used).to_string());
     format!("{used}/{}G", gib(gpus.memory))
 }
 
-/// Use, memory, temperature and power, as far as they are known.
+/// Utilisation, memory, temperature and power, as far as known.
 pub(super) fn gpu_figures(gpus: &GpuTotal) -> [String; 4] {
     [
         gpus.utilisation.map(|percents| format!("{percents}%")).unwrap_or_default(),

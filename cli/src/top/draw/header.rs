@@ -1,4 +1,4 @@
-//! The lines at the top: which router, and the totals of its fleet.
+//! Lines at the top: the router, and the totals of its fleet.
 
 use hostler_proto::fleet::v1::{FirstTokens, ModelDemand, TenantUse};
 use ratatui::text::Line;

@@ -1,4 +1,4 @@
-//! The lists of nodes and of replicas, and what stands where there is none.
+//! Lists of nodes and of replicas, and the text shown if a list is empty.
 
 use super::figures::{UNKNOWN, gpu_figures, hit_share, percent, rate, seconds, share};
 use super::palette::Palette;
@@ -9,10 +9,10 @@ use crate::ps::{GpuTotal, NO_AGENT, Node, Replica, remark, short_name};
 use crate::top::model::{Panel, TopModel};
 use crate::top::order::SortedReplica;
 
-/// From this share of KV blocks on an engine soon has to wait, or preempts.
+/// Used shares of KV blocks from which an engine soon has to wait, or preempts.
 const KV_LEVELS: (f64, f64) = (0.8, 0.95);
 
-/// Degrees from which GPUs are near the limit at which they lower their clocks.
+/// Temperatures in °C from which GPUs are near the limit at which they lower their clocks.
 const CELSIUS_LEVELS: (f64, f64) = (80.0, 88.0);
 
 const NODE_COLUMNS: [TableColumn; 10] = [
@@ -57,7 +57,7 @@ pub(super) fn node_table(model: &TopModel, palette: Palette) -> ScreenTable<10> 
     }
 }
 
-/// Use, memory, temperature and power; empty where there are no GPUs.
+/// Utilisation, memory, temperature and power; empty if there are no GPUs.
 fn gpu_cells(gpus: Option<&GpuTotal>, palette: Palette) -> [TableCell; 4] {
     let [utilisation, memory, celsius, watts] = gpus.map(gpu_figures).unwrap_or_default();
     let heat = gpus.and_then(|gpus| gpus.celsius).map_or(0.0, f64::from);
@@ -129,7 +129,7 @@ pub(super) fn replica_table(model: &TopModel, palette: Palette) -> ScreenTable<1
     }
 }
 
-/// Blocks that the router knows to be cached, of all that the engine has.
+/// Share of the engine's blocks that the router knows to be cached.
 pub(super) fn cached_share(replica: &Replica, kv_blocks: u64) -> Option<f64> {
     share(replica.cache.blocks, kv_blocks).filter(|_| replica.cache.exact)
 }
@@ -138,14 +138,14 @@ fn model_or_reason(replica: &Replica) -> String {
     if replica.phase == "ready" { replica.models.first().cloned().unwrap_or_default() } else { remark(replica) }
 }
 
-/// What `hostler ps` remarks of the selected replica, which may have had no room in its row.
+/// Remark of `hostler ps` about the selected replica, which may have had no room in its row.
 pub(super) fn selected_remark(model: &TopModel) -> Option<String> {
     let id = model.selected_replica.as_ref().filter(|_| model.panel == Panel::Replicas)?;
     let (_, replica) = model.picture()?.find(id)?;
     Some(remark(replica)).filter(|words| !words.is_empty()).map(|words| format!("{id}: {words}"))
 }
 
-/// What stands where no replica does.
+/// Text shown instead of replicas if there are none.
 pub(super) fn emptiness(model: &TopModel) -> String {
     match model.picture() {
         None => "waiting for the router's first answer".to_owned(),

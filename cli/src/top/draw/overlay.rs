@@ -1,4 +1,5 @@
-//! What stands in the middle of the screen until a key is pressed: the question before an order, and help.
+//! Boxes in the middle of the screen until a key is pressed: the question before an order, and
+//! help.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;

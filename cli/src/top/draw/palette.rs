@@ -1,4 +1,4 @@
-//! How things look, with colours and without. A colour repeats what a word says.
+//! Styles, with and without colours. A colour only repeats what a word says.
 
 use ratatui::style::{Color, Modifier, Style};
 
@@ -20,7 +20,7 @@ impl Palette {
         self.colored(Color::Cyan)
     }
 
-    /// Of a list; that of the list in which keys move stands out.
+    /// Heading of a list. The list in which keys move stands out.
     pub(super) fn heading(self, is_focused: bool) -> Style {
         let style = self.strong().add_modifier(Modifier::UNDERLINED);
         if is_focused { style.patch(self.colored(Color::Cyan)) } else { style }
@@ -34,7 +34,7 @@ impl Palette {
         self.colored(Color::Red).add_modifier(Modifier::BOLD)
     }
 
-    /// Of figures that are out of date.
+    /// Style of outdated figures.
     pub(super) fn old(self) -> Style {
         Style::default().add_modifier(Modifier::DIM)
     }
@@ -49,7 +49,7 @@ impl Palette {
         }
     }
 
-    /// From `high` on it is a warning, at `full` an alarm.
+    /// Style of a level: a warning from `high` on, an alarm from `full` on.
     pub(super) fn level(self, value: f64, (high, full): (f64, f64)) -> Style {
         if value >= full {
             self.colored(Color::Red)

@@ -1,4 +1,5 @@
-//! A list on the screen: as many of its columns as there is room for, and those of its rows around the selected one.
+//! A list on the screen, with as many columns as there is room for, and the rows around the
+//! selected one.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
@@ -16,9 +17,11 @@ pub(super) struct TableColumn {
     pub(super) side: Side,
     /// Columns of higher ranks are left out first.
     pub(super) rank: u8,
-    /// Longer cells are cut. Numbers get so many columns always, so that nothing moves when they change.
+    /// Most columns of a cell; longer ones are cut. Numbers always get this width, so nothing moves
+    /// when they change.
     pub(super) most: usize,
-    /// It is not made narrower than this, and takes what is left of the line; 0 for one that is as wide as its cells.
+    /// Smallest width of a flexible column, which takes the rest of the line; 0 for a column as
+    /// wide as its cells.
     pub(super) flexible_from: usize,
 }
 
@@ -41,9 +44,9 @@ pub(super) struct ScreenTable<const COLUMNS: usize> {
     pub(super) columns: [TableColumn; COLUMNS],
     pub(super) rows: Vec<[TableCell; COLUMNS]>,
     pub(super) selected: Option<usize>,
-    /// Keys move in it.
+    /// Whether keys move in this list.
     pub(super) is_focused: bool,
-    /// Its figures are out of date.
+    /// Whether the figures are out of date.
     pub(super) is_old: bool,
 }
 
@@ -78,7 +81,7 @@ impl<const COLUMNS: usize> ScreenTable<COLUMNS> {
         }
     }
 
-    /// The shown cells of one row, each as wide as its column, with a blank between them.
+    /// Shown cells of one row, each as wide as its column, with a blank between them.
     fn line<'a>(&self, widths: &[usize; COLUMNS], cell: impl Fn(usize) -> (&'a str, Style)) -> Vec<Span<'static>> {
         let shown = (0..COLUMNS).filter(|column| widths[*column] > 0);
         let spans = shown.flat_map(|column| {
@@ -91,7 +94,7 @@ impl<const COLUMNS: usize> ScreenTable<COLUMNS> {
         spans.collect()
     }
 
-    /// The width of each column, 0 for those that are left out: that have no text, or no room.
+    /// Width of each column; 0 for columns without text or room.
     fn fit(&self, available: usize) -> [usize; COLUMNS] {
         let wanted: [usize; COLUMNS] = std::array::from_fn(|column| {
             let widest = self.rows.iter().map(|row| width(&row[column].text)).max().unwrap_or(0);
@@ -110,7 +113,7 @@ impl<const COLUMNS: usize> ScreenTable<COLUMNS> {
         for column in order {
             let flexible_from = self.columns[column].flexible_from;
             let least = if flexible_from > 0 { wanted[column].min(flexible_from) } else { wanted[column] };
-            // The first two are shown, however narrow it is.
+            // The first two ranks are shown, however narrow the screen is.
             if least + 1 > left && self.columns[column].rank > 1 {
                 break;
             }

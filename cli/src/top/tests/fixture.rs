@@ -1,4 +1,4 @@
-//! A fleet as a router would tell of it, and a model that has seen it.
+//! A fleet as a router would report it, and a model that has seen it.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -13,13 +13,13 @@ thread_local! {
     static BEGUN: Instant = Instant::now();
 }
 
-/// So many seconds after 13:24:00.
+/// The moment this many seconds after 13:24:00.
 pub(super) fn at(seconds: u64) -> Moment {
     let begun = BEGUN.with(|begun| *begun);
     Moment { at: begun + Duration::from_secs(seconds), wall: SystemTime::UNIX_EPOCH + Duration::from_secs(48_240 + seconds) }
 }
 
-/// One that the router has not answered yet.
+/// A model without an answer of the router.
 pub(super) fn model() -> TopModel {
     TopModel::new("/run/user/1000/hostler/router-8002.sock".into(), false, at(0))
 }

@@ -1,4 +1,4 @@
-//! What an operator sees, as text.
+//! Screens of an operator, as text.
 
 use crossterm::event::KeyCode;
 use hostler_proto::agent::v1 as agent;
@@ -25,7 +25,7 @@ fn text(model: &TopModel, size: (u16, u16)) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// After a second in which one engine gave 500 tokens.
+/// A model after a second in which one engine gave 500 tokens.
 fn working() -> TopModel {
     let mut model = seen(fleet(), 0);
     let mut next = fleet();
@@ -109,7 +109,8 @@ fn a_replicas_screen_shows_its_details() {
     assert!(text(&lost, SMALL).contains("no answer within 2 s"));
 }
 
-/// Names, reasons and log lines that would set a terminal's title, clear it, turn text around or break lines.
+/// A model with names, reasons and log lines that would set a terminal's title, clear it, turn text
+/// around or break lines.
 fn hostile() -> TopModel {
     let evil = "\u{1b}]0;owned\u{7}\u{1b}[2Jx\r\n\u{202e}\u{9b}31m\u{0}";
     let mut model = seen(wire::ListResponse::default(), 0);
