@@ -62,8 +62,8 @@ struct SshConnection<'a> {
     /// Folder of the socket, out of others' reach.
     folder: TempDir,
     master: Child,
-    /// Input of the remote command, which ends with it. It is separate from `master`, because
-    /// waiting for a child closes its input.
+    /// Input of the remote command, which ends when this closes. It is kept apart from `master`,
+    /// because waiting for a child closes its input.
     input: Option<ChildStdin>,
     lines: Lines<BufReader<ChildStdout>>,
 }

@@ -118,7 +118,7 @@ pub enum JobState {
     Held,
     Running,
     Suspended,
-    /// Ending, or ended processes.
+    /// The job's processes have ended or are being ended.
     Ending,
 }
 

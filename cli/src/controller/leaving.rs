@@ -17,8 +17,8 @@ const OVERLAP: Duration = Duration::from_secs(60);
 /// If the job ends soon, both take requests for 1/`OVERLAP_PARTS` of the time left.
 const OVERLAP_PARTS: u32 = 3;
 
-/// Time before the job's end at which unfinished answers are told so. Clocks differ by a second or
-/// two, and a busy host takes another.
+/// Time before the job's end at which clients of unfinished answers are told. Clocks differ by a
+/// second or two, and a busy host takes another.
 const END_MARGIN: Duration = Duration::from_secs(5);
 
 /// Returns when the router must drain.

@@ -2,8 +2,8 @@
 //! even while a step waits for a slow scheduler.
 //!
 //! A file's time is compared with that of a file written just now, because the clocks of hosts
-//! differ: NFS takes both from the server's clock. If clients set them, as on Lustre, they are no
-//! worse than times written into the file.
+//! differ: NFS takes both from the server's clock. If clients set file times, as on Lustre, these
+//! are no worse than times written into the file.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
