@@ -34,12 +34,12 @@ use crate::metrics::MetricRegistry;
 use crate::socket::PrivateSocket;
 
 pub trait AdminPages: Send + Sync + 'static {
-    /// `Ok` when the role can do its work; otherwise why not, in one sentence.
+    /// `Ok` if the role can do its work.
     ///
     /// # Errors
-    /// The reason, which `/readyz` shows with status 503.
+    /// The reason in one sentence, which `/readyz` shows with status 503.
     fn ready(&self) -> Result<(), String>;
-    /// What the metrics page shows.
+    /// Metrics that the metrics page shows.
     fn metrics(&self) -> &MetricRegistry;
 }
 
@@ -76,7 +76,7 @@ pub fn routes(pages: Arc<impl AdminPages>) -> Router {
         )
 }
 
-/// How a call came to the listener; routes find it as `ConnectInfo<Via>`.
+/// How a call reached the listener; routes find it as `ConnectInfo<CallOrigin>`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CallOrigin {
     /// Over the Unix socket, so from this user or root.
@@ -88,7 +88,7 @@ pub enum CallOrigin {
 }
 
 impl CallOrigin {
-    /// The origin of this request. An unknown one gets the least trust.
+    /// Origin of this request. An unknown origin gets the least trust.
     #[must_use]
     pub fn of(request: &Request) -> Self {
         request.extensions().get::<ConnectInfo<Self>>().map_or(Self::Loopback, |info| info.0)
@@ -129,7 +129,7 @@ pub async fn serve(listener: TcpListener, routes: Router, end: CancellationToken
     serve_on(listener, accepting, routes, end).await;
 }
 
-/// Serves `routes` on connections that were secured already, until `end`.
+/// Serves `routes` on connections that are already secured, until `end`.
 pub async fn serve_secured<S>(connections: impl Stream<Item = S> + Unpin + Send + 'static, routes: Router, end: CancellationToken)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -146,7 +146,7 @@ pub async fn serve_socket(socket: PrivateSocket, routes: Router, end: Cancellati
     serve_on(socket, async |socket: &mut PrivateSocket| (CallOrigin::Socket, socket.accept_trusted().await), routes, end).await;
 }
 
-/// Serves what `accept` takes from `listener`, a bounded number of connections at once, until `end`
+/// Serves connections that `accept` takes from `listener`, a bounded number at once, until `end`
 /// and until the requests under way are answered.
 async fn serve_on<L, S>(mut listener: L, accept: impl AsyncFn(&mut L) -> (CallOrigin, S), routes: Router, end: CancellationToken)
 where
@@ -294,9 +294,11 @@ impl http_body::Body for WatchedBody {
     }
 }
 
-/// Whether a request to loopback was meant for this host: it names an IP address, `localhost`, this
-/// host's own name or the host of `listens`, which was configured. A browser that another site's
-/// name has led here (DNS rebinding) sends that name, and would show the answer to that site.
+/// Whether a request to loopback was meant for this host.
+///
+/// Such a request names an IP address, `localhost`, this host's own name or the configured host of
+/// `listens`. A browser led here by another site's name (DNS rebinding) sends that name, and would
+/// show the answer to that site.
 #[must_use]
 pub fn names_this_host(uri: &Uri, headers: &HeaderMap, listens: &str) -> bool {
     let configured = listens.rsplit_once(':').map_or(listens, |(host, _)| host);
@@ -311,12 +313,12 @@ pub fn names_this_host(uri: &Uri, headers: &HeaderMap, listens: &str) -> bool {
     uri.authority().is_none_or(is_ours) && named.all(|name| name.as_ref().is_some_and(is_ours))
 }
 
-/// The answer to a request that names another host.
+/// Answer to a request that names another host.
 pub const WRONG_HOST: &str = "this page is for programs of this host, and the request's `Host` names another: ask by an IP address, \
                               `localhost`, or the name that the listener was given\n";
 
-/// The pages, but metrics are refused to requests that came to loopback under another host's name.
-/// For listeners without keys.
+/// Guards the pages of listeners without keys: requests that came to loopback under another host's
+/// name get no metrics.
 pub fn guard_metrics(pages: Router, listens: &str) -> Router {
     let listens: Arc<str> = listens.into();
     pages.layer(from_fn(move |request: Request, next: Next| {
