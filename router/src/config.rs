@@ -91,7 +91,8 @@ pub struct RouterConfig {
     /// larger there than as files.
     pub max_body_bytes: usize,
     /// Most memory in bytes for request bodies, over all clients, from their first byte until an
-    /// answer begins and the body is sent; further ones are refused with 429. Tenants share it as
+    /// answer begins and the body is sent, and for whole answers that the router translates, until
+    /// they are read; further ones are refused with 429. Tenants share it as
     /// they share `max_queued`. Bodies of 64 KiB and more take no more than seven eighths of it,
     /// which has to be more than `max_body_bytes`, so that small ones find room. Raise it where
     /// many large ones (images, say) wait for engines at once.

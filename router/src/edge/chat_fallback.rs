@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use bytes::Bytes;
 use hostler_api::Route;
 use http::header::{self, HeaderValue};
 use http::{Method, Response, StatusCode};
@@ -16,9 +17,10 @@ use super::awaited_answer::{Awaited, held_reply};
 use super::messages_translator::{self, MessagesTranslator};
 use super::reply::{self, EdgeBody};
 use super::responses_translator::{self, ResponseFields, ResponsesTranslator};
-use super::translation::{StreamTranslation, TranslatedBody, collect_body, translated_headers};
+use super::translation::{StreamTranslation, TranslatedBody, translate_whole, translated_headers};
 use crate::dispatch;
-use crate::inbound::{Edge, Explanation, InboundRequest, Prepared, Rejection, headers};
+use crate::inbound::{Edge, Explanation, InboundRequest, Prepared, Rejection, headers, owner_share};
+use crate::keys::Caller;
 
 /// A route that a chat can replace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -154,7 +156,7 @@ impl Edge {
         match self.await_answer(prepared, &caller, &entry, dialect).await {
             Awaited::Answered(Ok(mut answer)) => {
                 answer.body.send_keep_alives(self.config.stream_keepalive);
-                translate_response(form, answer, is_stream, explanation).await
+                self.translate_for_route(form, answer, is_stream, (&caller, explanation)).await
             }
             Awaited::Answered(Err(rejection)) => reply::rejection(&rejection),
             Awaited::Held(mut stream, id) => {
@@ -163,32 +165,29 @@ impl Edge {
             }
         }
     }
-}
 
-async fn translate_response(
-    form: AnswerForm,
-    answer: dispatch::Answer,
-    is_asked_to_stream: bool,
-    explanation: Explanation,
-) -> Response<EdgeBody> {
-    let status = StatusCode::from_u16(answer.head.status).unwrap_or(StatusCode::BAD_GATEWAY);
-    let (mut heads, is_stream) = translated_headers(answer.head.headers, &answer.decision, explanation);
-    let mut response = if status.is_success() && is_asked_to_stream && is_stream {
-        heads.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
-        headers::disable_buffering(&mut heads);
-        Response::new(EdgeBody::Translated(Box::new(TranslatedBody::new(answer.body, form.stream_translation()))))
-    } else {
-        let bad_gateway = |message: &str| reply::error(StatusCode::BAD_GATEWAY, "BadGatewayError", message);
-        match collect_body(answer.body).await {
+    async fn translate_for_route(
+        &self,
+        form: AnswerForm,
+        answer: dispatch::Answer,
+        is_asked_to_stream: bool,
+        (caller, explanation): (&Caller, Explanation),
+    ) -> Response<EdgeBody> {
+        let status = StatusCode::from_u16(answer.head.status).unwrap_or(StatusCode::BAD_GATEWAY);
+        let (mut heads, is_stream) = translated_headers(answer.head.headers, &answer.decision, explanation);
+        let mut response = if status.is_success() && is_asked_to_stream && is_stream {
+            heads.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+            headers::disable_buffering(&mut heads);
+            Response::new(EdgeBody::Translated(Box::new(TranslatedBody::new(answer.body, form.stream_translation()))))
+        } else {
             // Local replies are errors in OpenAI's form, too.
-            Ok(body) if !status.is_success() => reply::json(status, body),
-            Ok(body) => match form.translate_answer(&body) {
-                Ok(body) => reply::json(StatusCode::OK, body),
-                Err(message) => bad_gateway(&message),
-            },
-            Err(message) => bad_gateway(&message),
-        }
-    };
-    response.headers_mut().extend(heads);
-    reply::add_retry_if_full(response)
+            let translate = move |body: Bytes| if status.is_success() { form.translate_answer(&body).map(Bytes::from) } else { Ok(body) };
+            match translate_whole((&self.body_memory, &self.readers), owner_share(caller), answer.body, translate).await {
+                Ok(body) => reply::json(status, body),
+                Err(error) => reply::error(error.status(), error.kind(), &error.to_string()),
+            }
+        };
+        response.headers_mut().extend(heads);
+        reply::add_retry_if_full(response)
+    }
 }

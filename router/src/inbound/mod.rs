@@ -22,15 +22,13 @@ mod work_estimate;
 
 pub(crate) use allowed_origins::{AllowedOrigins, InvalidOrigin};
 pub(crate) use allowed_origins::{PageAccess, allow_preflight, is_preflight};
-pub(crate) use body::BodyMemory;
-#[cfg(test)]
-pub(crate) use body::BodyMemoryFull;
-pub(crate) use body::{BodyReadError, BodyReservation, InflateError, SHORT_BODY_BYTES};
+pub(crate) use body::{BodyMemory, BodyMemoryFull, BodyReadError, BodyReservation, InflateError, SHORT_BODY_BYTES};
 pub(crate) use edge::Edge;
 pub(crate) use headers::Explanation;
 pub(crate) use isolation::Isolation;
 pub(crate) use media::{InvalidMediaHost, MediaHosts};
 pub(crate) use request::{InboundRequest, Prepared, Rejection};
+pub(crate) use share::owner_share;
 
 #[cfg(test)]
 mod tests;

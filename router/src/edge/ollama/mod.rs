@@ -17,10 +17,10 @@ use super::ollama_translator::{
     OllamaRequest, OllamaRoute, OllamaTranslator, OpenAiRequest, error_body, model_loaded_answer, translate_answer,
 };
 use super::reply::{self, EdgeBody};
-use super::translation::{StreamTranslation, TranslatedBody, collect_body, error_message, translated_headers};
+use super::translation::{StreamTranslation, TranslatedBody, error_message, translate_whole, translated_headers};
 use crate::access_log::AccessEntry;
 use crate::dispatch;
-use crate::inbound::{Edge, Explanation, InboundRequest, Prepared, Rejection, headers};
+use crate::inbound::{Edge, Explanation, InboundRequest, Prepared, Rejection, headers, owner_share};
 use crate::keys::Caller;
 use crate::outcome::RefusalReason;
 
@@ -120,7 +120,10 @@ impl Edge {
             };
         };
         match self.send(Ok(prepared), caller, entry).await {
-            Ok(answer) => translate_response(TranslationOptions { route, model, is_stream, received_at, explanation }, answer).await,
+            Ok(answer) => {
+                let options = TranslationOptions { route, model, is_stream, received_at, explanation };
+                self.translate_for_ollama(options, answer, caller).await
+            }
             Err(rejection) => reply::rejection(&rejection),
         }
     }
@@ -147,6 +150,29 @@ impl Edge {
         Value::Object(fields).to_string()
     }
 
+    async fn translate_for_ollama(&self, options: TranslationOptions, answer: dispatch::Answer, caller: &Caller) -> Response<EdgeBody> {
+        let TranslationOptions { route, model, is_stream: streams, received_at, explanation } = options;
+        let status = StatusCode::from_u16(answer.head.status).unwrap_or(StatusCode::BAD_GATEWAY);
+        let (mut heads, is_stream) = translated_headers(answer.head.headers, &answer.decision, explanation);
+        let mut response = if status.is_success() && streams && is_stream {
+            heads.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson"));
+            headers::disable_buffering(&mut heads);
+            let translation = StreamTranslation::new(OllamaTranslator::new(route, model, received_at));
+            Response::new(EdgeBody::Translated(Box::new(TranslatedBody::new(answer.body, translation))))
+        } else {
+            let translate = move |body: Bytes| match status.is_success() {
+                true => translate_answer(route, &model, &body, received_at.elapsed(), SystemTime::now()).map(Bytes::from),
+                false => Ok(error_body(&error_message(&body)).to_string().into()),
+            };
+            match translate_whole((&self.body_memory, &self.readers), owner_share(caller), answer.body, translate).await {
+                Ok(body) => reply::json(status, body),
+                Err(error) => error_response(error.status(), &error.to_string()),
+            }
+        };
+        response.headers_mut().extend(heads);
+        reply::add_retry_if_full(response)
+    }
+
     fn malformed(&self, entry: &AccessEntry, message: &str) -> Response<EdgeBody> {
         self.dispatch.metrics.count_refusal(RefusalReason::Request);
         entry.record_refusal("malformed");
@@ -160,29 +186,6 @@ struct TranslationOptions {
     is_stream: bool,
     received_at: Instant,
     explanation: Explanation,
-}
-
-async fn translate_response(reader: TranslationOptions, answer: dispatch::Answer) -> Response<EdgeBody> {
-    let TranslationOptions { route: form, model, is_stream: streams, received_at: begun, explanation } = reader;
-    let status = StatusCode::from_u16(answer.head.status).unwrap_or(StatusCode::BAD_GATEWAY);
-    let (mut heads, is_stream) = translated_headers(answer.head.headers, &answer.decision, explanation);
-    let mut response = if status.is_success() && streams && is_stream {
-        heads.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson"));
-        headers::disable_buffering(&mut heads);
-        let translation = StreamTranslation::new(OllamaTranslator::new(form, model, begun));
-        Response::new(EdgeBody::Translated(Box::new(TranslatedBody::new(answer.body, translation))))
-    } else {
-        match collect_body(answer.body).await {
-            Ok(body) if !status.is_success() => error_response(status, &error_message(&body)),
-            Ok(body) => match translate_answer(form, &model, &body, begun.elapsed(), SystemTime::now()) {
-                Ok(body) => reply::json(StatusCode::OK, body),
-                Err(message) => error_response(StatusCode::BAD_GATEWAY, &message),
-            },
-            Err(message) => error_response(StatusCode::BAD_GATEWAY, &message),
-        }
-    };
-    response.headers_mut().extend(heads);
-    reply::add_retry_if_full(response)
 }
 
 fn json_response(body: &Value) -> Response<EdgeBody> {

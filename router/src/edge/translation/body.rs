@@ -12,17 +12,12 @@ use bytes::Bytes;
 use hostler_proto::lane::{Fault, Header, StreamFault};
 use http::header::{self, HeaderMap};
 use http_body::{Body, Frame};
-use http_body_util::{BodyExt, LengthLimitError, Limited};
 use tokio::time::{Sleep, sleep};
 
 use super::stream::{ArrivalTime, StreamTranslation, TranslationError};
 use crate::dispatch::Relay;
 use crate::inbound::{Explanation, headers};
 use crate::placement::PlacementDecision;
-
-/// Longest whole answer that is translated. Embeddings are the largest: those of two thousand texts
-/// have about 100 MB in JSON.
-const MAX_ANSWER_BYTES: usize = 256 * 1024 * 1024;
 
 /// How long a failed answer may be flushed, as in the relay: HTTP/2 drops queued data when a stream
 /// is reset.
@@ -110,14 +105,4 @@ pub(in crate::edge) fn translated_headers(
         headers.remove(name);
     }
     (headers, is_stream)
-}
-
-/// The whole body of an answer that is no stream. The relay ends the wait for a silent engine, and
-/// aborts when the client leaves.
-pub(in crate::edge) async fn collect_body(body: Box<Relay>) -> Result<Bytes, String> {
-    match Limited::new(body, MAX_ANSWER_BYTES).collect().await {
-        Ok(body) => Ok(body.to_bytes()),
-        Err(error) if error.is::<LengthLimitError>() => Err("the answer is too large: ask for less at once".to_owned()),
-        Err(error) => Err(error.to_string()),
-    }
 }

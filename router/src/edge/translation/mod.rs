@@ -7,8 +7,10 @@ mod request;
 #[cfg(test)]
 pub(super) mod samples;
 mod stream;
+mod whole;
 
-pub(super) use body::{TranslatedBody, collect_body, translated_headers};
+pub(super) use body::{TranslatedBody, translated_headers};
 pub(super) use error_words::{error_message, unreadable_answer};
 pub(super) use request::{USE_PYTHON, is_wanted};
 pub(super) use stream::{ArrivalTime, ChunkTranslator, StreamTranslation, TranslationError};
+pub(super) use whole::translate_whole;

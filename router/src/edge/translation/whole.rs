@@ -1,0 +1,122 @@
+//! Translation of whole answers. Their bytes count as memory of whoever asked, from the engine until
+//! the client has read them.
+
+use bytes::{Bytes, BytesMut};
+use http::StatusCode;
+use http_body::Body;
+use http_body_util::BodyExt;
+
+use crate::inbound::{BodyMemory, BodyMemoryFull, BodyReservation, SHORT_BODY_BYTES};
+use crate::placement::QueueShare;
+use crate::thread_pool::{PoolError, ThreadPool};
+
+/// Longest whole answer that is translated. Embeddings are the largest: those of two thousand texts
+/// have about 100 MB in JSON.
+const MAX_ANSWER_BYTES: usize = 256 * 1024 * 1024;
+
+/// Why a client gets no translated answer.
+#[derive(Debug, PartialEq, thiserror::Error)]
+pub(in crate::edge) enum WholeAnswerError {
+    #[error(transparent)]
+    MemoryFull(#[from] BodyMemoryFull),
+    #[error("too many long answers, all or yours, are being translated here: try again soon")]
+    Busy,
+    #[error("the answer is too large: ask for less at once")]
+    TooLarge,
+    #[error("{0}")]
+    Broken(String),
+}
+
+impl WholeAnswerError {
+    pub(in crate::edge) fn status(&self) -> StatusCode {
+        match self {
+            Self::MemoryFull(_) | Self::Busy => StatusCode::TOO_MANY_REQUESTS,
+            Self::TooLarge | Self::Broken(_) => StatusCode::BAD_GATEWAY,
+        }
+    }
+
+    /// The error's type in OpenAI's form.
+    pub(in crate::edge) fn kind(&self) -> &'static str {
+        if self.status() == StatusCode::TOO_MANY_REQUESTS { "RateLimitError" } else { "BadGatewayError" }
+    }
+}
+
+/// Translates the whole of an answer that is no stream, `owner`'s, on a thread of `readers` if it is
+/// long. The relay ends the wait for a silent engine, and aborts when the client leaves.
+pub(in crate::edge) async fn translate_whole<B>(
+    (memory, readers): (&BodyMemory, &ThreadPool),
+    owner: QueueShare,
+    body: B,
+    translate: impl FnOnce(Bytes) -> Result<Bytes, String> + Send + 'static,
+) -> Result<Bytes, WholeAnswerError>
+where
+    B: Body<Data = Bytes> + Unpin,
+    B::Error: std::fmt::Display,
+{
+    let mut room = memory.reserve(QueueShare { bytes: 0, ..owner })?;
+    let body = collect(body, &mut room).await?;
+    let translated = if body.len() <= SHORT_BODY_BYTES {
+        translate(body)
+    } else {
+        readers.run(owner.tenant, move || translate(body)).await.map_err(|failed| match failed {
+            PoolError::Full => WholeAnswerError::Busy,
+            PoolError::Panicked => WholeAnswerError::Broken("the answer cannot be read".to_owned()),
+        })?
+    };
+    let translated = translated.map_err(WholeAnswerError::Broken)?;
+    Ok(room.transfer_to(QueueShare { bytes: translated.len() as u64, ..owner })?.wrap(translated))
+}
+
+/// Takes in a body to its end. It counts twice, because its translation may be as long.
+async fn collect<B>(mut body: B, room: &mut BodyReservation) -> Result<Bytes, WholeAnswerError>
+where
+    B: Body<Data = Bytes> + Unpin,
+    B::Error: std::fmt::Display,
+{
+    let mut collected = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let Ok(bytes) = frame.map_err(|error| WholeAnswerError::Broken(error.to_string()))?.into_data() else { continue };
+        if collected.len() + bytes.len() > MAX_ANSWER_BYTES {
+            return Err(WholeAnswerError::TooLarge);
+        }
+        room.count_copies(2, collected.len() + bytes.len())?;
+        collected.extend_from_slice(&bytes);
+    }
+    Ok(collected.freeze())
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::Full;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn an_answer_that_is_not_read_counts_as_its_askers_memory() {
+        let (memory, readers) = (BodyMemory::new(16 * 1024 * 1024), ThreadPool::new(1));
+        let ask = async |tenant, bytes| {
+            let owner = QueueShare { tenant, weight: 1.0, bytes: 0 };
+            translate_whole((&memory, &readers), owner, Full::new(Bytes::from(vec![b'1'; bytes])), Ok).await
+        };
+        let mut unread = Vec::new();
+        let refused = loop {
+            match ask(1, 1024 * 1024).await {
+                Ok(answer) => unread.push(answer),
+                Err(refused) => break refused,
+            }
+        };
+        assert_eq!((refused.status(), unread.len() < 16), (StatusCode::TOO_MANY_REQUESTS, true));
+        assert_eq!(ask(2, 1000).await.map(|answer| answer.len()), Ok(1000), "another tenant has room");
+        drop(unread);
+        assert_eq!(ask(1, 1024 * 1024).await.map(|answer| answer.len()), Ok(1024 * 1024));
+    }
+
+    #[tokio::test]
+    async fn an_answer_without_a_translation_is_a_bad_gateway() {
+        let (memory, readers) = (BodyMemory::new(16 * 1024 * 1024), ThreadPool::new(1));
+        let owner = QueueShare { tenant: 1, weight: 1.0, bytes: 0 };
+        let body = Full::new(Bytes::from_static(b"<html>"));
+        let failed = translate_whole((&memory, &readers), owner, body, |_| Err("no JSON".to_owned())).await.unwrap_err();
+        assert_eq!((failed.status(), failed.to_string().as_str()), (StatusCode::BAD_GATEWAY, "no JSON"));
+    }
+}
