@@ -1,7 +1,7 @@
 //! Files with secrets: written whole and readable by their owner alone, and refused if others may
 //! read them.
 
-use std::fs::{self, DirBuilder};
+use std::fs::{self, DirBuilder, Metadata};
 use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::Path;
@@ -54,24 +54,36 @@ fn write(path: &Path, content: &[u8], mode: u32, replace: bool) -> Result<(), Tl
     written.map_err(|source| TlsError::Write { path: path.to_owned(), source })
 }
 
-/// Reads a file of at most [`MAX_FILE_BYTES`].
+/// Reads a regular file of at most [`MAX_FILE_BYTES`]. A pipe would be waited for without end, and a
+/// router reads its certificates again and again.
 pub(crate) fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
-    let failed = |source| TlsError::Read { path: path.to_owned(), source };
-    if fs::metadata(path).map_err(failed)?.len() > MAX_FILE_BYTES {
-        return Err(TlsError::Content { path: path.to_owned(), what: "larger than a megabyte, so no key, certificate or token".into() });
+    let found = inspect(path)?;
+    if !found.is_file() {
+        return Err(TlsError::Content { path: path.to_owned(), what: "not a regular file".into() });
     }
-    fs::read(path).map_err(failed)
+    read_whole(path, &found)
 }
 
-/// Reads a file with a secret.
+fn inspect(path: &Path) -> Result<Metadata, TlsError> {
+    fs::metadata(path).map_err(|source| TlsError::Read { path: path.to_owned(), source })
+}
+
+fn read_whole(path: &Path, found: &Metadata) -> Result<Vec<u8>, TlsError> {
+    if found.len() > MAX_FILE_BYTES {
+        return Err(TlsError::Content { path: path.to_owned(), what: "larger than a megabyte, so no key, certificate or token".into() });
+    }
+    fs::read(path).map_err(|source| TlsError::Read { path: path.to_owned(), source })
+}
+
+/// Reads a file with a secret, or the pipe by which a shell passes one on.
 ///
 /// # Errors
 /// When the file cannot be read, or others than its owner may read it.
 pub fn read_private(path: &Path) -> Result<Vec<u8>, TlsError> {
-    let found = fs::metadata(path).map_err(|source| TlsError::Read { path: path.to_owned(), source })?;
+    let found = inspect(path)?;
     let mode = found.permissions().mode() & 0o777;
     if found.is_file() && mode & 0o077 != 0 {
         return Err(TlsError::Exposed { path: path.to_owned(), mode });
     }
-    read(path)
+    read_whole(path, &found)
 }

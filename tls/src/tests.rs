@@ -54,6 +54,13 @@ impl Fleet {
 }
 
 #[test]
+fn only_regular_files_are_read_as_certificates() {
+    let error = crate::files::read(Path::new("/dev/null")).unwrap_err().to_string();
+    assert_eq!(error, "/dev/null: not a regular file");
+    assert!(read_private(Path::new("/dev/null")).is_ok(), "a shell may pass a token on by a pipe");
+}
+
+#[test]
 fn a_token_survives_a_round_trip_and_hides_its_secret() {
     let fleet = fleet();
     let token = fleet.token("", UseLimit::Count(1));

@@ -7,6 +7,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
+use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
 use super::secret::{Digest, Secret, is_id};
@@ -240,11 +241,19 @@ impl FileVersion {
 
 /// Reads the whole file, and its version from before the read.
 pub(super) fn read(path: &Path) -> Result<(Vec<KeyEntry>, FileVersion), KeyFileError> {
-    let mut file = File::open(path).map_err(|source| match source.kind() {
+    let mut file = options().read(true).open(path).map_err(|source| match source.kind() {
         std::io::ErrorKind::NotFound => KeyFileError::Missing(path.to_owned()),
         _ => KeyFileError::Io { verb: "read", path: path.to_owned(), source },
     })?;
     read_open(&mut file, path)
+}
+
+/// Opens without waiting for the other end of a pipe, or for a device. What was opened is checked
+/// before it is read.
+fn options() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.custom_flags(OFlags::NONBLOCK.bits().cast_signed());
+    options
 }
 
 fn read_open(file: &mut File, path: &Path) -> Result<(Vec<KeyEntry>, FileVersion), KeyFileError> {
@@ -258,7 +267,7 @@ fn read_open(file: &mut File, path: &Path) -> Result<(Vec<KeyEntry>, FileVersion
 /// # Errors
 /// If there is none, or others may read or change it.
 pub fn read_private(path: &Path) -> Result<String, KeyFileError> {
-    let mut file = File::open(path).map_err(|source| KeyFileError::Io { verb: "read", path: path.to_owned(), source })?;
+    let mut file = options().read(true).open(path).map_err(|source| KeyFileError::Io { verb: "read", path: path.to_owned(), source })?;
     read_private_file(&mut file, path).map(|(text, _)| text)
 }
 
@@ -267,7 +276,7 @@ fn read_private_file(file: &mut File, path: &Path) -> Result<(String, FileVersio
     let metadata = file.metadata().map_err(io)?;
     let wrong = |message: String| Err(KeyFileError::Invalid { path: path.to_owned(), message });
     if !metadata.is_file() {
-        return wrong("this is not a file".into());
+        return wrong("this is not a regular file".into());
     }
     let mode = metadata.permissions().mode() & 0o7777;
     if mode & 0o077 != 0 {
@@ -316,7 +325,7 @@ fn lock(path: &Path, create: bool) -> Result<File, KeyFileError> {
         std::fs::create_dir_all(folder).map_err(io("make the folder of"))?;
     }
     loop {
-        let file = OpenOptions::new().read(true).write(true).create(create).mode(0o600).open(path);
+        let file = options().read(true).write(true).create(create).mode(0o600).open(path);
         let file = file.map_err(|source| match source.kind() {
             std::io::ErrorKind::NotFound => KeyFileError::Missing(path.to_owned()),
             _ => io("change")(source),

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use tokio_util::sync::CancellationToken;
 
-use super::file::{self, FileVersion};
+use super::file::{self, FileVersion, KeyEntry, KeyFileError};
 use super::ring::KeyRing;
 use super::{KeyStore, Keys};
 use crate::metrics::RouterMetrics;
@@ -40,7 +40,7 @@ fn reload_if_changed(kept: &KeyStore, seen: Option<FileVersion>, metrics: &Route
     if now == seen {
         return now;
     }
-    let read = file::read(&kept.path);
+    let read = read_replacement(kept);
     kept.is_file_usable.store(read.is_ok(), Ordering::Relaxed);
     match read {
         Ok((entries, stamp)) => {
@@ -60,6 +60,21 @@ fn reload_if_changed(kept: &KeyStore, seen: Option<FileVersion>, metrics: &Route
             now
         }
     }
+}
+
+/// Reads the file that takes the place of the keys in use.
+///
+/// A file without a single key is no change that anybody asks for: a full disk, or a program that
+/// deploys files, leaves an empty one. `hostler keys revoke` keeps what it revokes.
+fn read_replacement(kept: &KeyStore) -> Result<(Vec<KeyEntry>, FileVersion), KeyFileError> {
+    let (entries, stamp) = file::read(&kept.path)?;
+    if entries.is_empty() && !kept.ring.load().is_empty() {
+        let message = "it has no key any more, which would lock everybody out: to do that, revoke each with `hostler keys revoke ID`, \
+                       or restart the router with this file"
+            .into();
+        return Err(KeyFileError::Invalid { path: kept.path.clone(), message });
+    }
+    Ok((entries, stamp))
 }
 
 #[cfg(test)]

@@ -37,6 +37,11 @@ impl KeyRing {
         Self(known.collect())
     }
 
+    /// Whether no key was ever there, not even one that has ended.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// The caller with this key. Ids are public: the time taken may show whether an id exists, but
     /// not how much of a secret is right.
     pub(super) fn find(&self, text: &str, now: SystemTime) -> Result<&Caller, Unauthenticated> {

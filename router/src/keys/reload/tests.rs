@@ -5,7 +5,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::keys::tests::headers;
-use crate::keys::{KeyEntry, Secret, change};
+use crate::keys::{Secret, change, read_private};
 
 fn add(path: &Path) -> Secret {
     let secret = Secret::random().unwrap();
@@ -67,6 +67,68 @@ fn a_broken_key_file_keeps_the_keys_in_use() {
     assert!(knows(&keys, &third));
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
     assert_eq!(turn(), (3, 3));
+}
+
+#[test]
+fn an_emptied_key_file_locks_nobody_out() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("keys.toml");
+    std::fs::write(&path, "").unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let keys = Keys::open(&path).unwrap();
+    let kept = keys.0.clone().unwrap();
+    let metrics = RouterMetrics::default();
+    let mut seen = kept.initial_version;
+    let mut turn = || {
+        seen = reload_if_changed(&kept, seen, &metrics);
+        (counts(&metrics), keys.is_file_usable())
+    };
+    std::fs::write(&path, "# no key yet\n").unwrap();
+    assert_eq!(turn(), ((1, 0), Some(true)), "there was none before");
+    let secret = add(&path);
+    assert_eq!(turn(), ((2, 0), Some(true)));
+
+    for (failures, text) in [(1, ""), (2, "# a comment\n"), (3, "key = []\n")] {
+        std::fs::write(&path, text).unwrap();
+        assert_eq!(turn(), ((2, failures), Some(false)), "{text:?}");
+        assert!(knows(&keys, &secret), "{text:?}");
+    }
+    let error = read_replacement(&kept).unwrap_err().to_string();
+    assert!(error.contains("hostler keys revoke ID"), "{error}");
+
+    // What revokes really leaves the entry in the file.
+    let last = add(&path);
+    assert_eq!(turn(), ((3, 3), Some(true)));
+    change(&path, false, |entries| {
+        entries.iter_mut().for_each(|entry| entry.revoked = Some(entry.created));
+        Ok(())
+    })
+    .unwrap();
+    assert_eq!(turn(), ((4, 3), Some(true)));
+    assert!(!knows(&keys, &last));
+}
+
+#[test]
+fn a_pipe_or_device_for_keys_never_stops_the_reading() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("keys.toml");
+    let secret = add(&path);
+    let keys = Keys::open(&path).unwrap();
+    let looked = keys.0.clone().unwrap();
+    let metrics = RouterMetrics::default();
+    std::fs::remove_file(&path).unwrap();
+    let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+    rustix::fs::mkfifoat(rustix::fs::CWD, &path, mode).unwrap();
+    let (done, finished) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let seen = reload_if_changed(&looked, looked.initial_version, &metrics);
+        let refused = [read_private(&looked.path).map(drop), change(&looked.path, true, |_| Ok(()))];
+        done.send((seen.is_some(), counts(&metrics), refused.map(|refused| refused.unwrap_err().to_string()))).unwrap();
+    });
+    let (is_seen, read, refused) = finished.recv_timeout(Duration::from_secs(20)).expect("a pipe that nobody writes is waited for");
+    assert_eq!((is_seen, read), (true, (0, 1)));
+    assert!(refused.iter().all(|refused| refused.contains("not a regular file")), "{refused:?}");
+    assert!(read_private(Path::new("/dev/null")).is_err() && knows(&keys, &secret));
 }
 
 #[tokio::test(start_paused = true)]
