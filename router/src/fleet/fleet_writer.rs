@@ -1,7 +1,7 @@
 //! The only task that writes the fleet. It applies the sessions' updates, watches the leases and
 //! publishes the view.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -15,6 +15,7 @@ use super::expectation::{ANNOUNCEMENT_TTL, Expectations};
 use super::gone_jobs::GoneJobs;
 use super::job::Job;
 use super::local_load::LocalLoad;
+use super::log_lines::LogLines;
 use super::replica_cache::ReplicaCache;
 use super::replica_status::{Phase, ReplicaLoad, ReplicaStatus};
 use super::view::{FleetView, Node, Replica};
@@ -182,6 +183,8 @@ struct AttachedNode {
     replicas: BTreeMap<u32, Arc<Replica>>,
     /// When the last report came, or the connection was lost.
     last_report: Instant,
+    /// Counts the lines about its replicas, also over attachments.
+    log_lines: LogLines,
 }
 
 impl FleetWriter {
@@ -235,13 +238,14 @@ impl FleetWriter {
                     tracing::info!(event = "agent_attached", %node, agent_version, "agent attached");
                 }
                 // The router's own in-flight counts go on: their guards may still live.
-                let mut replicas = previous.map(|previous| previous.replicas).unwrap_or_default();
+                let (mut replicas, log_lines) = previous.map(|previous| (previous.replicas, previous.log_lines)).unwrap_or_default();
                 // The caches are reported again, to new replica slots.
                 for replica in replicas.values_mut().map(Arc::make_mut) {
                     (replica.cache, replica.job) = (ReplicaCache::default(), None);
                 }
                 let described = Node { name: node.clone(), agent_version, agent_run: life, is_attached: true, directives, job: None };
-                self.nodes.insert(node, AttachedNode { attachment, node: described, lanes, replicas, last_report: Instant::now() });
+                let attached = AttachedNode { attachment, node: described, lanes, replicas, last_report: Instant::now(), log_lines };
+                self.nodes.insert(node, attached);
             }
             FleetUpdate::Reported { attachment, snapshot, replicas } => {
                 let Some(attached) = self.nodes.values_mut().find(|attached| attached.attachment == attachment) else { return false };
@@ -311,9 +315,13 @@ impl FleetWriter {
             tracing::warn!(event = "controller_silent", "the controller is silent: no model is expected any more");
             (self.expectations, changed) = (Arc::default(), true);
         }
+        self.nodes.values_mut().for_each(AttachedNode::count_left_out_lines);
         for attached in self.nodes.values_mut().filter(|attached| attached.node.is_attached && attached.last_report.elapsed() > lease) {
-            for replica in attached.replicas.values_mut().filter(|replica| !replica.lease_lapsed) {
-                tracing::warn!(event = "agent_silent", replica = %replica.id, "suspect: its agent has sent no report within the lease");
+            let AttachedNode { replicas, log_lines, .. } = attached;
+            for replica in replicas.values_mut().filter(|replica| !replica.lease_lapsed) {
+                if log_lines.take(Instant::now()) {
+                    tracing::warn!(event = "agent_silent", replica = %replica.id, "suspect: its agent has sent no report within the lease");
+                }
                 Arc::make_mut(replica).lease_lapsed = true;
                 self.leaving.push(replica.local_load.clone());
                 changed = true;
@@ -346,6 +354,13 @@ impl AttachedNode {
         self.replicas.values().all(|replica| replica.state.phase == Phase::Stopped)
     }
 
+    /// Writes how many lines about the node's replicas were left out in a minute that is over.
+    fn count_left_out_lines(&mut self) {
+        if let Some(count) = self.log_lines.close_window(Instant::now()) {
+            tracing::warn!(node = %self.node.name, count, "lines about this node's replicas were left out: there were too many in a minute");
+        }
+    }
+
     /// Applies a report. Returns `true` if it has more than loads.
     fn apply_report(&mut self, snapshot: bool, changes: Vec<ReplicaChange>) -> bool {
         let is_known = |change: &ReplicaChange| self.replicas.get(&change.index).is_some_and(|replica| replica.epoch == change.epoch);
@@ -353,7 +368,8 @@ impl AttachedNode {
             || changes.iter().any(|change| change.state.is_some() || !is_known(change))
             || self.replicas.values().any(|replica| replica.lease_lapsed);
         if snapshot {
-            self.replicas.retain(|index, _| changes.iter().any(|change| change.index == *index));
+            let reported: BTreeSet<u32> = changes.iter().map(|change| change.index).collect();
+            self.replicas.retain(|index, _| reported.contains(index));
         }
         for change in changes {
             match self.replicas.get_mut(&change.index) {
@@ -371,7 +387,7 @@ impl AttachedNode {
                             state.models.clone_from(&replica.state.models);
                         }
                         if state.phase != replica.state.phase {
-                            log_phase(&replica.id, &state);
+                            log_phase(&mut self.log_lines, &replica.id, &state);
                         }
                         replica.state = Arc::new(state);
                     }
@@ -411,11 +427,14 @@ impl AttachedNode {
             lanes: self.lanes.clone(),
             job: self.node.job.clone(),
         };
-        log_phase(&replica.id, &replica.state);
+        log_phase(&mut self.log_lines, &replica.id, &replica.state);
         self.replicas.insert(change.index, Arc::new(replica));
     }
 }
 
-fn log_phase(replica: &str, state: &ReplicaStatus) {
-    tracing::info!(event = "replica_phase", %replica, phase = state.phase.as_str(), reason = state.reason, "phase");
+/// Writes a line, unless the node has had its share of them in this minute.
+fn log_phase(lines: &mut LogLines, replica: &str, state: &ReplicaStatus) {
+    if lines.take(Instant::now()) {
+        tracing::info!(event = "replica_phase", %replica, phase = state.phase.as_str(), reason = state.reason, "phase");
+    }
 }

@@ -14,6 +14,7 @@ mod gone_jobs;
 mod index_writer;
 mod job;
 mod local_load;
+mod log_lines;
 mod replica_cache;
 mod replica_status;
 mod session;

@@ -1,5 +1,7 @@
 //! The router's side of `Attach`, one session per agent. The session parses the agent's messages
-//! into the router's own types, and bounds its numbers.
+//! into the router's own types, within `bounds`.
+
+mod bounds;
 
 use std::collections::BTreeSet;
 use std::pin::Pin;
@@ -18,11 +20,13 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
 
+use self::bounds::{MAX_NAME_BYTES, MAX_SENTENCE_BYTES, bound_load, bound_readings, bound_state, check_index, check_replicas, cut};
 use super::agent_report::AgentReport;
 use super::directives::Directives;
 use super::fleet_writer::{Fleet, FleetUpdate, ReplicaChange};
 use super::index_writer::{CacheReport, CacheReportQueue, CacheUpdate};
 use super::job::{Job, Scheduler};
+use super::log_lines::LogLines;
 use super::replica_status::{EngineLaunch, EngineLoad, Model, Phase, ReplicaLoad, ReplicaStatus};
 use super::view::MAX_CONTEXT_TOKENS;
 use crate::background::BackgroundTasks;
@@ -37,13 +41,6 @@ const HELLO_DEADLINE: Duration = Duration::from_secs(10);
 
 /// How soon an agent whose queue is full hears again of a successor, which waits 10 s for it.
 const ANNOUNCEMENT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
-
-/// Most requests that a replica has in flight, over all routers.
-const MAX_REQUESTS: u32 = 1 << 20;
-
-/// Most tokens that a replica has in memory or still to compute. The largest hosts of today have
-/// room for about 100 million.
-const MAX_TOKENS: u64 = 1 << 28;
 
 /// When to ask again for a cache that does not come. A large cache takes a second or two.
 const RESYNC_RETRY_INTERVAL: Duration = Duration::from_secs(5);
@@ -82,10 +79,11 @@ pub(crate) async fn attach(
     mut requests: Streaming<wire::AttachRequest>,
     member: Option<Arc<Member>>,
 ) -> Result<ToAgentStream, Status> {
-    let hello = match next_message(&mut requests).await? {
+    let mut hello = match next_message(&mut requests).await? {
         FromAgent::Hello(hello) => hello,
         _ => return Err(Status::invalid_argument("the first message of Attach must be Hello")),
     };
+    cut(&mut hello.agent_version, MAX_NAME_BYTES);
     check_hello(&hello)?;
     let attached = member.map(|member| member.attach(&hello.node)).transpose()?;
     check_name(&sessions.fleet, &hello)?;
@@ -114,6 +112,7 @@ pub(crate) async fn attach(
             next_sequence: 0,
             stale_caches: BTreeSet::new(),
             last_resync: Instant::now(),
+            log_lines: LogLines::default(),
         };
         let ended = tokio::select! {
             biased;
@@ -159,6 +158,10 @@ fn check_hello(hello: &wire::Hello) -> Result<(), Status> {
             env!("CARGO_PKG_VERSION"),
         )));
     }
+    if hello.node.len() > MAX_NAME_BYTES {
+        let bytes = hello.node.len();
+        return Err(Status::invalid_argument(format!("a node's name has at most {MAX_NAME_BYTES} bytes, and this one {bytes}")));
+    }
     if hello.node.is_empty() || hello.node.contains('/') {
         return Err(Status::invalid_argument(format!("{:?} is not a node name: it must not be empty or contain `/`", hello.node)));
     }
@@ -193,6 +196,7 @@ struct Session {
     /// until the next snapshot.
     stale_caches: BTreeSet<u32>,
     last_resync: Instant,
+    log_lines: LogLines,
 }
 
 impl Session {
@@ -215,6 +219,9 @@ impl Session {
                     lanes: self.lanes.clone(),
                     directives: self.directives.clone(),
                 };
+                if let Err(violation) = check_replicas(&report) {
+                    return violation;
+                }
                 self.sessions.fleet.update(attached).await;
                 self.apply_report(report).await;
             }
@@ -235,30 +242,52 @@ impl Session {
                 () = sleep(ANNOUNCEMENT_RETRY_INTERVAL), if is_announcement_due => continue,
             };
             match message {
-                Ok(Some(wire::AttachRequest { message: Some(FromAgent::Report(report)) })) => self.apply_report(report).await,
-                Ok(Some(wire::AttachRequest { message: Some(FromAgent::Answer(answer)) })) => self.directives.deliver_answer(answer),
-                Ok(Some(wire::AttachRequest { message: Some(FromAgent::Cache(report)) })) => {
-                    self.forward_cache_report(cache_report(report));
+                Ok(Some(message)) => {
+                    if let Err(violation) = self.apply(message).await {
+                        return violation;
+                    }
                 }
-                Ok(Some(wire::AttachRequest { message: Some(FromAgent::File(part)) })) => self.file_part(part),
-                Ok(Some(_)) => tracing::debug!("an unexpected message of an agent is ignored"),
                 Ok(None) => return Status::ok("the agent left"),
                 Err(status) => return status,
             }
         }
     }
 
-    async fn apply_report(&mut self, report: wire::Report) {
+    /// Applies a message of an agent that has introduced itself.
+    ///
+    /// # Errors
+    /// If no agent says so, which ends the session.
+    async fn apply(&mut self, message: wire::AttachRequest) -> Result<(), Status> {
+        match message.message {
+            Some(FromAgent::Report(report)) => {
+                check_replicas(&report)?;
+                self.apply_report(report).await;
+            }
+            Some(FromAgent::Cache(report)) => {
+                check_index(report.index)?;
+                self.forward_cache_report(cache_report(report));
+            }
+            Some(FromAgent::Answer(answer)) => self.directives.deliver_answer(answer),
+            Some(FromAgent::File(part)) => self.file_part(part),
+            Some(FromAgent::Hello(_)) | None => tracing::debug!("an unexpected message of an agent is ignored"),
+        }
+        Ok(())
+    }
+
+    async fn apply_report(&mut self, mut report: wire::Report) {
         self.resync_stale_caches();
         if report.snapshot {
             self.next_sequence = report.sequence;
         } else if report.sequence != self.next_sequence {
-            tracing::warn!(expected = self.next_sequence, got = report.sequence, "a report is missing: asking for a snapshot");
+            if self.has_room_for_line() {
+                tracing::warn!(expected = self.next_sequence, got = report.sequence, "a report is missing: asking for a snapshot");
+            }
             // If the order is lost, the next report shows again that it is needed.
             self.directives.resync();
             return;
         }
         self.next_sequence = self.next_sequence.wrapping_add(1);
+        report.replicas.iter_mut().filter_map(|replica| replica.state.as_mut()).for_each(bound_state);
         report
             .replicas
             .iter()
@@ -310,13 +339,25 @@ impl Session {
         }
     }
 
-    fn file_part(&self, part: wire::FilePart) {
+    fn file_part(&mut self, mut part: wire::FilePart) {
         let Ok(hash) = FilesHash::try_from(&part.hash[..]) else {
-            tracing::warn!(bytes = part.hash.len(), "a piece of a model's files is ignored: its hash is not a SHA-256");
+            if self.has_room_for_line() {
+                tracing::warn!(bytes = part.hash.len(), "a piece of a model's files is ignored: its hash is not a SHA-256");
+            }
             return;
         };
+        cut(&mut part.error, MAX_SENTENCE_BYTES);
         let content = if part.error.is_empty() { Ok(part.data) } else { Err(part.error) };
         self.sessions.prompts.receive_part(&hash, FilesPiece { offset: part.offset, content });
+    }
+
+    /// Whether the log has room for another line that this agent causes.
+    fn has_room_for_line(&mut self) -> bool {
+        let now = Instant::now();
+        if let Some(count) = self.log_lines.close_window(now) {
+            tracing::warn!(node = %self.node, count, "lines about this agent were left out");
+        }
+        self.log_lines.take(now)
     }
 
     fn offer_prompt_files(&self, files: &wire::PromptFiles) {
@@ -371,7 +412,7 @@ fn parse_replica(report: wire::ReplicaReport) -> ReplicaChange {
         epoch: report.epoch,
         state: report.state.as_ref().map(parse_status),
         load: load.map(parse_load),
-        report: AgentReport { state: report.state.map(Arc::new), load, gpus: report.gpus.map(|gpus| gpus.readings.into()) },
+        report: AgentReport { state: report.state.map(Arc::new), load, gpus: report.gpus.map(|gpus| bound_readings(gpus.readings).into()) },
     }
 }
 
@@ -418,20 +459,6 @@ fn parse_launch(launch: &wire::Launch) -> EngineLaunch {
         max_context_tokens,
         missing_routes: launch.missing_routes.clone(),
     }
-}
-
-/// An agent's load, within what any replica can have: placement adds and multiplies it.
-fn bound_load(mut load: wire::Load) -> wire::Load {
-    load.in_flight = load.in_flight.min(MAX_REQUESTS);
-    load.pending_tokens = load.pending_tokens.min(MAX_TOKENS);
-    load.context_tokens = load.context_tokens.min(MAX_TOKENS);
-    if let Some(engine) = &mut load.engine {
-        engine.running = engine.running.min(MAX_REQUESTS);
-        engine.waiting = engine.waiting.min(MAX_REQUESTS);
-        engine.kv_blocks = engine.kv_blocks.min(MAX_TOKENS / u64::from(engine.block_size.max(1)));
-        engine.kv_use = if engine.kv_use.is_nan() { 0.0 } else { engine.kv_use.clamp(0.0, 1.0) };
-    }
-    load
 }
 
 fn parse_load(load: wire::Load) -> ReplicaLoad {

@@ -310,6 +310,78 @@ async fn a_view_shares_the_replicas_of_unchanged_nodes() {
     assert_eq!((before.replicas[1].load.in_flight_elsewhere, now.replicas[1].load.in_flight_elsewhere), (0, 3));
 }
 
+/// Keeps the lines that are logged: their messages, and what they count.
+#[derive(Clone, Default)]
+struct Lines(Arc<parking_lot::Mutex<Vec<String>>>);
+
+impl tracing::Subscriber for Lines {
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        struct LineWords(String);
+        impl tracing::field::Visit for LineWords {
+            fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+                if ["message", "count"].contains(&field.name()) {
+                    self.0.push_str(&format!("{value:?} "));
+                }
+            }
+        }
+        let mut words = LineWords(String::new());
+        event.record(&mut words);
+        self.0.lock().push(words.0);
+    }
+
+    fn enter(&self, _: &tracing::span::Id) {}
+
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+impl Lines {
+    fn count(&self, words: &str) -> usize {
+        self.0.lock().iter().filter(|line| line.contains(words)).count()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_gets_a_bounded_share_of_the_log() {
+    let lines = Lines::default();
+    let _logged = tracing::subscriber::set_default(lines.clone());
+    let fleet = fleet();
+    attach(&fleet, 1, vec![ready(0)]).await;
+    for turn in 0..2000 {
+        let phase = if turn % 2 == 0 { Phase::Draining } else { Phase::Ready };
+        let change = ReplicaChange { state: Some(state(phase, "m")), ..ready(0) };
+        fleet.update(FleetUpdate::Reported { attachment: 1, snapshot: false, replicas: vec![change] }).await;
+    }
+    // The name's next agent has what is left of the minute.
+    attach(&fleet, 2, (0..100).map(ready).collect()).await;
+    assert_eq!((lines.count("phase"), lines.count("left out")), (240, 0));
+
+    // The silent replicas have a line each.
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!((lines.count("phase"), lines.count("left out")), (240, 1));
+    assert!(lines.0.lock().iter().any(|line| line.contains("left out") && line.contains("1960")), "{:?}", lines.0.lock().last());
+    for _ in 0..5 {
+        report(&fleet, 2, false, vec![]).await;
+        sleep(LEASE + Duration::from_millis(300)).await;
+    }
+    assert_eq!(lines.count("suspect"), 240);
+
+    sleep(Duration::from_secs(60)).await;
+    report(&fleet, 2, false, vec![ReplicaChange { state: Some(state(Phase::Draining, "m")), ..ready(0) }]).await;
+    assert_eq!(lines.count("phase"), 241, "the next minute has its own");
+}
+
 fn job(run: u32) -> Job {
     let ends_at = Some(Instant::now() + Duration::from_secs(60));
     Job { scheduler: Scheduler::Pbs, id: "12.head".into(), array_index: None, run, ends_at, leaves_at: ends_at }
