@@ -29,8 +29,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         ..GenerateRequest::default()
     });
     request.set_timeout(Duration::from_secs(60));
-    // If the router wants a key: request.metadata_mut().insert("authorization", "Bearer
-    // KEY".parse()?);
+    // If the router wants a key:
+    // request.metadata_mut().insert("authorization", "Bearer KEY".parse()?);
 
     let mut events = client.generate_stream(request).await?.into_inner();
     // Dropping `events` before its end stops the generation in the engine.
