@@ -1,9 +1,7 @@
 //! The admin listener: health and metrics pages of a role, on an address or a Unix socket, apart
 //! from user traffic.
 
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
@@ -13,22 +11,20 @@ use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use bytes::Bytes;
 use futures_util::{Stream, StreamExt};
 use http::uri::Authority;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
-use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt;
 
+use crate::connection_clock::{CROWDED_PATIENCE, ConnectionClock, ConnectionPlaces, ConnectionTimeouts, TimedBody};
 use crate::listen::configure_stream;
 use crate::metrics::MetricRegistry;
 use crate::socket::PrivateSocket;
@@ -111,12 +107,8 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time after which a connection whose client reads nothing of an answer is closed.
 const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long a connection may be idle, or leave an answer unread, while few places are left. Each
-/// connection is looked at so often.
-const CROWDED_PATIENCE: Duration = Duration::from_secs(1);
-
-/// Few places are left if fewer than one in this many are free.
-const CROWDED_DIVISOR: usize = 8;
+/// Limits of a connection's waits. A head has as long as the next request.
+const TIMEOUTS: ConnectionTimeouts = ConnectionTimeouts { head: IDLE_TIMEOUT, idle: IDLE_TIMEOUT, stall: STALL_TIMEOUT };
 
 /// Serves `routes` on a TCP listener until `end`.
 pub async fn serve(listener: TcpListener, routes: Router, end: CancellationToken) {
@@ -152,10 +144,10 @@ async fn serve_on<L, S>(mut listener: L, accept: impl AsyncFn(&mut L) -> (CallOr
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let (places, connections) = (Arc::new(Semaphore::new(MAX_CONNECTIONS)), TaskTracker::new());
+    let (places, connections) = (ConnectionPlaces::new(MAX_CONNECTIONS), TaskTracker::new());
     let accepting = async {
         loop {
-            let place = places.clone().acquire_owned().await.expect("nobody closes the semaphore");
+            let place = places.take().await;
             let (origin, stream) = accept(&mut listener).await;
             let serving = serve_connection(stream, origin, routes.clone(), places.clone(), end.clone());
             connections.spawn(async move {
@@ -177,19 +169,17 @@ async fn serve_connection(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     origin: CallOrigin,
     routes: Router,
-    places: Arc<Semaphore>,
+    places: Arc<ConnectionPlaces>,
     end: CancellationToken,
 ) {
-    let requests = Arc::<OpenRequests>::default();
-    let opened = requests.clone();
+    let clock = ConnectionClock::new(TIMEOUTS, Some(places));
+    let opened = clock.clone();
     let answer = service_fn(move |mut request: http::Request<Incoming>| {
-        let (routes, open) = (routes.clone(), OpenRequest::begin(&opened));
+        let (routes, open) = (routes.clone(), opened.open_request());
         request.extensions_mut().insert(ConnectInfo(origin));
         async move {
             let answer = routes.oneshot(request.map(Body::new)).await;
-            // The client is due to read from here on: with a closed window the body is not even polled.
-            open.wait_for_client(true);
-            answer.map(|answer| answer.map(|body| Body::new(WatchedBody { body, open })))
+            answer.map(|answer| answer.map(|body| Body::new(TimedBody::new(body, true, open))))
         }
     });
     let server = auto::Builder::new(TokioExecutor::new());
@@ -197,7 +187,7 @@ async fn serve_connection(
     let ended = tokio::select! {
         biased;
         ended = connection.as_mut() => ended,
-        () = requests.wait_overdue(&places) => return,
+        () = wait_overdue(&clock) => return,
         () = end.cancelled() => {
             connection.as_mut().graceful_shutdown();
             connection.await
@@ -208,89 +198,10 @@ async fn serve_connection(
     }
 }
 
-/// The requests of one connection that are under way, and since when there is none.
-#[derive(Debug)]
-struct OpenRequests {
-    open: Mutex<Vec<Arc<ClientWait>>>,
-    idle_since: Mutex<Instant>,
-}
-
-/// Since when a client has been due to read of an answer; `None` while the answer is waited for.
-type ClientWait = Mutex<Option<Instant>>;
-
-impl Default for OpenRequests {
-    fn default() -> Self {
-        Self { open: Mutex::default(), idle_since: Mutex::new(Instant::now()) }
-    }
-}
-
-impl OpenRequests {
-    /// Resolves when the client has asked nothing, or read nothing of an answer, for too long.
-    async fn wait_overdue(&self, places: &Semaphore) {
-        loop {
-            tokio::time::sleep(CROWDED_PATIENCE).await;
-            let is_crowded = places.available_permits() < MAX_CONNECTIONS / CROWDED_DIVISOR;
-            let patience = |limit: Duration| if is_crowded { limit.min(CROWDED_PATIENCE) } else { limit };
-            let is_stalled = |wait: &Arc<ClientWait>| wait.lock().is_some_and(|since| since.elapsed() >= patience(STALL_TIMEOUT));
-            let open = self.open.lock();
-            let is_idle = open.is_empty() && self.idle_since.lock().elapsed() >= patience(IDLE_TIMEOUT);
-            if is_idle || open.iter().any(is_stalled) {
-                return;
-            }
-        }
-    }
-}
-
-/// A request that is under way until this is dropped: an answer's body is, until its last byte is
-/// taken, as those of live pages.
-struct OpenRequest {
-    requests: Arc<OpenRequests>,
-    wait: Arc<ClientWait>,
-}
-
-impl OpenRequest {
-    fn begin(requests: &Arc<OpenRequests>) -> Self {
-        let wait = Arc::<ClientWait>::default();
-        requests.open.lock().push(wait.clone());
-        Self { requests: requests.clone(), wait }
-    }
-
-    fn wait_for_client(&self, is_due: bool) {
-        *self.wait.lock() = is_due.then(Instant::now);
-    }
-}
-
-impl Drop for OpenRequest {
-    fn drop(&mut self) {
-        self.requests.open.lock().retain(|wait| !Arc::ptr_eq(wait, &self.wait));
-        *self.requests.idle_since.lock() = Instant::now();
-    }
-}
-
-/// A body that records what its connection waits for: the client after each piece, the page while
-/// there is none.
-struct WatchedBody {
-    body: Body,
-    open: OpenRequest,
-}
-
-impl http_body::Body for WatchedBody {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<http_body::Frame<Bytes>, axum::Error>>> {
-        let watched = self.get_mut();
-        let polled = Pin::new(&mut watched.body).poll_frame(context);
-        watched.open.wait_for_client(polled.is_ready());
-        polled
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> http_body::SizeHint {
-        self.body.size_hint()
+/// Resolves when the client has asked nothing, or read nothing of an answer, for too long.
+async fn wait_overdue(clock: &ConnectionClock) {
+    while clock.find_overdue().is_none() {
+        tokio::time::sleep(CROWDED_PATIENCE).await;
     }
 }
 

@@ -6,6 +6,7 @@
 pub mod admin;
 pub mod collector;
 pub mod config;
+pub mod connection_clock;
 pub mod duration;
 pub mod home;
 pub mod listen;

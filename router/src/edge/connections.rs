@@ -8,6 +8,7 @@ use std::time::Duration;
 use std::{fmt, io};
 
 use futures_util::future::OptionFuture;
+use hostler_boot::connection_clock::{ConnectionClock, ConnectionPlaces, ConnectionTimeouts, Overdue, StreamExecutor, TimedBody};
 use hostler_boot::socket::SocketFile;
 use hostler_boot::{PrivateSocket, Shutdown, accept, configure_stream};
 use hostler_tls::{EdgeTls, Handshake, Stream};
@@ -25,7 +26,6 @@ use tokio::sync::Semaphore;
 use tokio::task::coop::unconstrained;
 use tokio_util::io::InspectReader;
 
-use super::connection_clock::{ConnectionClock, ConnectionPlaces, ConnectionTimeouts, Overdue, StreamExecutor, TimedBody};
 use super::framing::watch_framing;
 use super::parser_refusals::RefusalStream;
 use super::reply::EdgeBody;

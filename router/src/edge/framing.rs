@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use super::connection_clock::ConnectionClock;
+use hostler_boot::connection_clock::ConnectionClock;
 
 /// Length of the longest header name that matters, `transfer-encoding`.
 const MAX_NAME_BYTES: usize = 17;

@@ -4,7 +4,6 @@
 mod api_docs;
 mod awaited_answer;
 mod chat_fallback;
-mod connection_clock;
 mod connections;
 mod error_forms;
 mod framing;

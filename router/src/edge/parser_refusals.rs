@@ -11,8 +11,8 @@ use http::StatusCode;
 use memchr::memmem;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::connection_clock::ConnectionClock;
 use super::error_forms::error_text;
+use hostler_boot::connection_clock::ConnectionClock;
 
 /// The beginning of each refusal of the library, which no HTTP/2 frame shares.
 const REFUSAL_START: &[u8] = b"HTTP/1.1 4";

@@ -1,5 +1,5 @@
-//! Tracks what a client connection waits for, and since when: a request's head, the client to read,
-//! or the next request.
+//! Tracks what a connection to a listener waits for, and since when: a request's head, the client
+//! to read, or the next request.
 //!
 //! The HTTP library's own timer covers only the head, only after it knows the protocol, and counts
 //! idle connections as slow heads. Here each wait has its own limit, and the connection's task
@@ -20,36 +20,36 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 #[derive(Debug, Clone, Copy)]
-pub(super) struct ConnectionTimeouts {
+pub struct ConnectionTimeouts {
     /// Limit for the head of a request, and for the first request.
-    pub(super) head: Duration,
+    pub head: Duration,
     /// Limit for the next request on an idle connection.
-    pub(super) idle: Duration,
+    pub idle: Duration,
     /// Limit for the client to read anything of its answers.
-    pub(super) stall: Duration,
+    pub stall: Duration,
 }
 
-/// How long a connection may be without a request, or leave an answer of the router's own unread,
-/// while few places are left. Who may ask nothing of an engine holds no place by asking the router.
-const CROWDED_PATIENCE: Duration = Duration::from_secs(1);
+/// How long a connection may be without a request, or leave a local answer unread, while few places
+/// are left. Who may ask nothing of an engine holds no place by asking the router.
+pub const CROWDED_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Few places are left if fewer than one in this many are free.
 const CROWDED_DIVISOR: usize = 8;
 
-/// The places of clients' connections. A client that takes many of them and asks nothing keeps none
-/// for long.
+/// The places of a listener's connections. A client that takes many of them and asks nothing keeps
+/// none for long.
 #[derive(Debug)]
-pub(super) struct ConnectionPlaces {
+pub struct ConnectionPlaces {
     free: Arc<Semaphore>,
     most: usize,
 }
 
 impl ConnectionPlaces {
-    pub(super) fn new(most: usize) -> Arc<Self> {
+    pub fn new(most: usize) -> Arc<Self> {
         Arc::new(Self { free: Arc::new(Semaphore::new(most)), most })
     }
 
-    pub(super) async fn take(&self) -> OwnedSemaphorePermit {
+    pub async fn take(&self) -> OwnedSemaphorePermit {
         self.free.clone().acquire_owned().await.expect("the semaphore is never closed")
     }
 
@@ -63,7 +63,7 @@ impl ConnectionPlaces {
 /// Each answer has its own wait: over HTTP/2, an answer that the client reads would otherwise hide
 /// another that it does not read, which would be held for ever.
 #[derive(Debug)]
-pub(super) struct ConnectionClock {
+pub struct ConnectionClock {
     started_at: Instant,
     timeouts: ConnectionTimeouts,
     places: Option<Arc<ConnectionPlaces>>,
@@ -80,14 +80,14 @@ pub(super) struct ConnectionClock {
 struct OpenAnswer {
     /// Since when the client has been due to read.
     client_since: AtomicU64,
-    /// Whether it is the router's own answer, such as a refusal.
+    /// Whether this process makes the answer, such as a refusal, and no engine does.
     is_local: AtomicBool,
     /// The task of an HTTP/2 stream. Aborting the task resets the stream.
     stream: OnceLock<AbortHandle>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Overdue {
+pub enum Overdue {
     Head,
     Idle,
     /// The client reads nothing of the connection's only answer.
@@ -96,7 +96,7 @@ pub(super) enum Overdue {
 
 impl ConnectionClock {
     /// The clock of a connection that takes one of these places.
-    pub(super) fn new(limits: ConnectionTimeouts, places: Option<Arc<ConnectionPlaces>>) -> Arc<Self> {
+    pub fn new(limits: ConnectionTimeouts, places: Option<Arc<ConnectionPlaces>>) -> Arc<Self> {
         Arc::new(Self {
             started_at: Instant::now(),
             timeouts: limits,
@@ -110,18 +110,18 @@ impl ConnectionClock {
     }
 
     /// How often [`Self::find_overdue`] is worth calling.
-    pub(super) fn check_interval(&self) -> Duration {
+    pub fn check_interval(&self) -> Duration {
         let shortest = self.timeouts.head.min(self.timeouts.idle).min(self.timeouts.stall);
         (shortest / 4).clamp(Duration::from_millis(20), Duration::from_millis(2500))
     }
 
-    pub(super) fn head_timeout(&self) -> Duration {
+    pub fn head_timeout(&self) -> Duration {
         self.timeouts.head
     }
 
     /// Records whether part of a head has come. Until the first request is taken, its head is
     /// waited for in any case.
-    pub(super) fn set_reading_head(&self, reading: bool) {
+    pub fn set_reading_head(&self, reading: bool) {
         let never_asked = self.idle_since.load(Ordering::Relaxed) == 0 && self.open.lock().is_empty();
         if !reading && !never_asked {
             self.head_since.store(0, Ordering::Relaxed);
@@ -130,7 +130,7 @@ impl ConnectionClock {
         }
     }
 
-    pub(super) fn open_request(self: &Arc<Self>) -> OpenRequest {
+    pub fn open_request(self: &Arc<Self>) -> OpenRequest {
         self.head_since.store(0, Ordering::Relaxed);
         self.is_answering.store(true, Ordering::Relaxed);
         let answering = Arc::<OpenAnswer>::default();
@@ -139,17 +139,17 @@ impl ConnectionClock {
     }
 
     /// Whether the connection has turned out to speak HTTP/2.
-    pub(super) fn has_streams(&self) -> bool {
+    pub fn has_streams(&self) -> bool {
         self.has_streams.load(Ordering::Relaxed)
     }
 
     /// Whether the library is writing an answer of ours, and not its own.
-    pub(super) fn is_answering(&self) -> bool {
+    pub fn is_answering(&self) -> bool {
         self.is_answering.load(Ordering::Relaxed)
     }
 
     /// Records that the library has written all that it had.
-    pub(super) fn record_flush(&self) {
+    pub fn record_flush(&self) {
         if self.is_answering() && self.open.lock().is_empty() {
             self.is_answering.store(false, Ordering::Relaxed);
         }
@@ -157,7 +157,7 @@ impl ConnectionClock {
 
     /// The connection's wait that has lasted too long, if any. A stream's own wait ends only that
     /// stream.
-    pub(super) fn find_overdue(&self) -> Option<Overdue> {
+    pub fn find_overdue(&self) -> Option<Overdue> {
         let passed = |since: &AtomicU64, limit: Duration| {
             let since = since.load(Ordering::Relaxed);
             since > 0 && self.now().saturating_sub(since) > u64::try_from(limit.as_millis()).unwrap_or(u64::MAX)
@@ -192,7 +192,7 @@ impl OpenAnswer {
 
 /// Runs each stream of an HTTP/2 connection as a separate task.
 #[derive(Debug, Clone)]
-pub(super) struct StreamExecutor(pub(super) Arc<ConnectionClock>);
+pub struct StreamExecutor(pub Arc<ConnectionClock>);
 
 impl<F> Executor<F> for StreamExecutor
 where
@@ -205,7 +205,7 @@ where
         let newest = self.0.open.lock().last().cloned();
         let task = tokio::spawn(stream);
         if let Some(newest) = newest {
-            // Other tasks of the library (upgrades, which this edge does not have) belong to a
+            // Other tasks of the library (upgrades, which the edge does not have) belong to a
             // request that already has its task.
             let _ = newest.stream.set(task.abort_handle());
         }
@@ -213,7 +213,7 @@ where
 }
 
 #[derive(Debug)]
-pub(super) struct OpenRequest {
+pub struct OpenRequest {
     clock: Arc<ConnectionClock>,
     answering: Arc<OpenAnswer>,
 }
@@ -228,15 +228,15 @@ impl Drop for OpenRequest {
 /// An answer's body that tells the clock what the connection waits for: the client after each
 /// piece, the engine while there is none.
 #[derive(Debug)]
-pub(super) struct TimedBody<B> {
+pub struct TimedBody<B> {
     body: B,
     open: OpenRequest,
 }
 
 impl<B> TimedBody<B> {
     /// The wait for the client begins here: with a closed window the body is not even polled.
-    /// `is_local` says that the answer is the router's own.
-    pub(super) fn new(body: B, is_local: bool, open: OpenRequest) -> Self {
+    /// `is_local` says that this process makes the answer, and no engine.
+    pub fn new(body: B, is_local: bool, open: OpenRequest) -> Self {
         open.answering.is_local.store(is_local, Ordering::Relaxed);
         open.answering.client_since.store(open.clock.now(), Ordering::Relaxed);
         Self { body, open }
