@@ -202,7 +202,7 @@ impl Admission {
             return Err(LimitExceeded::of_router(message));
         }
         if let Some(tenant) = caller.tenant_hash() {
-            let mut own = shared.places.share(tenant, caller.limits.weight.unwrap_or(1.0));
+            let mut own = shared.places.share(tenant, caller.weight());
             if !own.grow_to(1, most) {
                 let message = format!(
                     "the requests in flight of `{}` are its share of the {most} that router.max_in_flight allows; others have the rest",

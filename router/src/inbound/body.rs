@@ -177,7 +177,7 @@ where
         match coding {
             // Boxed: few bodies are compressed, and the others should not reserve room for it.
             Some(coding) => Box::pin(read_compressed(Inflater::new(coding, most), body, room)).await,
-            None => read_plain(body, most, room).await,
+            None => read_plain(body, most, (room, 1)).await,
         }
     };
     timeout(config.body_timeout, read).await.unwrap_or(Err(BodyReadError::TooSlow(config.body_timeout)))
@@ -201,7 +201,8 @@ where
     Ok(None)
 }
 
-async fn read_plain<B>(mut body: B, most: usize, room: &mut BodyReservation) -> Result<Bytes, BodyReadError>
+/// Reads a body of at most `most` bytes to its end, and counts so many copies of it as it comes.
+pub(crate) async fn read_plain<B>(mut body: B, most: usize, (room, copies): (&mut BodyReservation, usize)) -> Result<Bytes, BodyReadError>
 where
     B: Body<Data = Bytes> + Unpin,
     B::Error: std::fmt::Display,
@@ -215,7 +216,7 @@ where
         if length > most {
             return Err(BodyReadError::TooLarge(most));
         }
-        room.grow(length)?;
+        room.count_copies(copies, length)?;
         let Some(more) = next_bytes(&mut body).await? else { break };
         if let Some(first) = only.take() {
             all = BytesMut::from(first);

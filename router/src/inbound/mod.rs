@@ -22,7 +22,7 @@ mod work_estimate;
 
 pub(crate) use allowed_origins::{AllowedOrigins, InvalidOrigin};
 pub(crate) use allowed_origins::{PageAccess, allow_preflight, is_preflight};
-pub(crate) use body::{BodyMemory, BodyMemoryFull, BodyReadError, BodyReservation, InflateError, SHORT_BODY_BYTES};
+pub(crate) use body::{BodyMemory, BodyMemoryFull, BodyReadError, BodyReservation, InflateError, SHORT_BODY_BYTES, read_plain};
 pub(crate) use edge::Edge;
 pub(crate) use headers::Explanation;
 pub(crate) use isolation::Isolation;

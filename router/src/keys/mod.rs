@@ -136,6 +136,12 @@ impl Caller {
         (!self.owner().is_empty()).then(|| xxh3_64(self.owner().as_bytes()))
     }
 
+    /// The owner's weight among those who share something.
+    #[must_use]
+    pub(crate) fn weight(&self) -> f64 {
+        self.limits.weight.unwrap_or(1.0)
+    }
+
     #[must_use]
     pub fn may_use(&self, model: &str) -> bool {
         self.models.as_ref().is_none_or(|models| models.iter().any(|allowed| allowed == model))

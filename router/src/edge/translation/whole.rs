@@ -1,12 +1,11 @@
-//! Translation of whole answers. Their bytes count as memory of whoever asked, from the engine until
-//! the client has read them.
+//! Translation of whole answers. Their bytes count as memory of whoever asked, from the engine
+//! until the client has read them.
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::StatusCode;
 use http_body::Body;
-use http_body_util::BodyExt;
 
-use crate::inbound::{BodyMemory, BodyMemoryFull, BodyReservation, SHORT_BODY_BYTES};
+use crate::inbound::{BodyMemory, BodyMemoryFull, BodyReadError, SHORT_BODY_BYTES, read_plain};
 use crate::placement::QueueShare;
 use crate::thread_pool::{PoolError, ThreadPool};
 
@@ -27,6 +26,17 @@ pub(in crate::edge) enum WholeAnswerError {
     Broken(String),
 }
 
+impl From<BodyReadError> for WholeAnswerError {
+    fn from(failed: BodyReadError) -> Self {
+        match failed {
+            BodyReadError::MemoryFull(full) => Self::MemoryFull(full),
+            BodyReadError::TooLarge(_) => Self::TooLarge,
+            BodyReadError::Broken(why) => Self::Broken(why),
+            other => Self::Broken(other.to_string()),
+        }
+    }
+}
+
 impl WholeAnswerError {
     pub(in crate::edge) fn status(&self) -> StatusCode {
         match self {
@@ -41,8 +51,8 @@ impl WholeAnswerError {
     }
 }
 
-/// Translates the whole of an answer that is no stream, `owner`'s, on a thread of `readers` if it is
-/// long. The relay ends the wait for a silent engine, and aborts when the client leaves.
+/// Translates the whole of an answer that is no stream, `owner`'s, on a thread of `readers` if it
+/// is long. The relay ends the wait for a silent engine, and aborts when the client leaves.
 pub(in crate::edge) async fn translate_whole<B>(
     (memory, readers): (&BodyMemory, &ThreadPool),
     owner: QueueShare,
@@ -54,7 +64,8 @@ where
     B::Error: std::fmt::Display,
 {
     let mut room = memory.reserve(QueueShare { bytes: 0, ..owner })?;
-    let body = collect(body, &mut room).await?;
+    // It counts twice, because its translation may be as long.
+    let body = read_plain(body, MAX_ANSWER_BYTES, (&mut room, 2)).await?;
     let translated = if body.len() <= SHORT_BODY_BYTES {
         translate(body)
     } else {
@@ -65,24 +76,6 @@ where
     };
     let translated = translated.map_err(WholeAnswerError::Broken)?;
     Ok(room.transfer_to(QueueShare { bytes: translated.len() as u64, ..owner })?.wrap(translated))
-}
-
-/// Takes in a body to its end. It counts twice, because its translation may be as long.
-async fn collect<B>(mut body: B, room: &mut BodyReservation) -> Result<Bytes, WholeAnswerError>
-where
-    B: Body<Data = Bytes> + Unpin,
-    B::Error: std::fmt::Display,
-{
-    let mut collected = BytesMut::new();
-    while let Some(frame) = body.frame().await {
-        let Ok(bytes) = frame.map_err(|error| WholeAnswerError::Broken(error.to_string()))?.into_data() else { continue };
-        if collected.len() + bytes.len() > MAX_ANSWER_BYTES {
-            return Err(WholeAnswerError::TooLarge);
-        }
-        room.count_copies(2, collected.len() + bytes.len())?;
-        collected.extend_from_slice(&bytes);
-    }
-    Ok(collected.freeze())
 }
 
 #[cfg(test)]
