@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use hostler_boot::socket::{is_live, is_trusted_user};
+use hostler_boot::socket::is_trusted_user;
 use hostler_controller::FleetFolder;
 use hostler_proto::fleet::v1::fleet_client::FleetClient;
 use hostler_router::find_operators_sockets;
@@ -25,7 +25,7 @@ use tonic::{Code, Request, Status};
 use tower::service_fn;
 
 use crate::fleet_connection::open_admin;
-use crate::fleet_state::describe_absence;
+use crate::fleet_state::{describe_absence, find_router};
 use crate::host_names::this_host;
 use crate::output::complain;
 use crate::settings::{cluster_config, operators_socket};
@@ -161,10 +161,7 @@ impl RunningFleet {
 /// The fleet of the settings, if its controller lives.
 async fn find_fleet(config: Option<&Path>) -> anyhow::Result<Option<RunningFleet>> {
     let Some(folder) = FleetFolder::find(&cluster_config(config)?)? else { return Ok(None) };
-    let Some(controller) = folder.endpoint()? else { return Ok(None) };
-    let is_here = controller.job.is_none() && controller.host == this_host();
-    let is_alive = if is_here { is_live(&controller.operators_socket).await } else { !folder.is_controller_gone()? };
-    Ok(Some(RunningFleet { folder, controller }).filter(|_| is_alive))
+    Ok(find_router(&folder).await?.map(|controller| RunningFleet { folder, controller }))
 }
 
 /// Advice for calling a router that is not the caller's own.

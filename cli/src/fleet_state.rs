@@ -1,10 +1,28 @@
 //! Describes the state of the user's fleet of batch jobs, for commands that find no router, or no
 //! serving node.
 
+use hostler_boot::socket::is_live;
 use hostler_cluster::FleetSize;
-use hostler_controller::{EntryStatus, FleetFolder, FolderError};
+use hostler_controller::{Endpoint, EntryStatus, FleetFolder, FolderError};
 
+use crate::host_names::this_host;
 use crate::output::time_in_words;
+
+/// Finds the fleet's router, if it runs. A router on another host, or in a job, is known by its
+/// controller's heartbeat.
+///
+/// # Errors
+/// When the folder cannot be read.
+pub(crate) async fn find_router(folder: &FleetFolder) -> Result<Option<Endpoint>, FolderError> {
+    let Some(endpoint) = folder.endpoint()? else { return Ok(None) };
+    let is_alive = if is_process_here(&endpoint) { is_live(&endpoint.operators_socket).await } else { !folder.is_controller_gone()? };
+    Ok(Some(endpoint).filter(|_| is_alive))
+}
+
+/// Whether the controller is a process of this host, and not a job.
+pub(crate) fn is_process_here(endpoint: &Endpoint) -> bool {
+    endpoint.job.is_none() && endpoint.host == this_host()
+}
 
 /// Says why no controller of this folder's fleet answers.
 ///
@@ -21,6 +39,9 @@ pub(crate) fn describe_absence(folder: Option<&FleetFolder>) -> Result<String, F
         ),
     })
 }
+
+/// Why an entry that lacks jobs submits none for a while, without how long.
+pub(crate) const LIMITED: &str = "all jobs that its size allows in a quarter of an hour are submitted";
 
 /// A line for each entry that has fewer nodes than it wants, or wants none.
 ///
@@ -45,7 +66,7 @@ fn describe_shortfall(entry: &EntryStatus, size: Option<FleetSize>) -> Option<St
     } else if let Some(pause) = entry.pause.filter(|_| *failures > 0) {
         format!("failed {failures} times in a row; submitted again in {}", time_in_words(pause))
     } else if let Some(seconds) = entry.limited {
-        format!("all jobs that its size allows in a quarter of an hour are submitted; the next in {}", time_in_words(seconds))
+        format!("{LIMITED}; the next in {}", time_in_words(seconds))
     } else {
         match (size, jobs.len()) {
             (None, _) => "it ends".to_owned(),

@@ -9,13 +9,12 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, bail};
-use hostler_boot::socket::is_live;
 use hostler_controller::{Endpoint, FleetFolder, FolderError, HEARTBEAT_LIFETIME};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::Fleet;
 use crate::file_end::read_end;
-use crate::host_names::this_host;
+use crate::fleet_state::{find_router, is_process_here};
 
 /// Time in which a controller publishes its endpoint. It waits for a submission of the one before
 /// it, and binds its ports.
@@ -60,12 +59,10 @@ impl HeartbeatWatch {
 /// Endpoint of the running controller; `None` if none runs. A controller on another host, or in a
 /// job, is known by its heartbeat.
 pub(super) async fn find_controller(folder: &FleetFolder) -> anyhow::Result<Option<Endpoint>> {
-    let Some(endpoint) = folder.endpoint()? else { return Ok(None) };
-    let is_here = endpoint.job.is_none() && endpoint.host == this_host();
+    let Some(endpoint) = find_router(folder).await? else { return Ok(None) };
     // The router of an ending controller may finish its streams for a long time.
-    let is_alive =
-        if is_here { is_live(&endpoint.operators_socket).await && !folder.has_controller_left()? } else { !folder.is_controller_gone()? };
-    Ok(Some(endpoint).filter(|_| is_alive))
+    let has_left = is_process_here(&endpoint) && folder.has_controller_left()?;
+    Ok(Some(endpoint).filter(|_| !has_left))
 }
 
 /// Starts the controller on this host unless one runs, and waits for its endpoint. Returns `None`

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 use hostler_controller::{EntryStatus, JobStatus};
 
+use crate::fleet_state::LIMITED;
 use crate::output::time_in_words;
 
 /// Number of jobs named in a line.
@@ -118,7 +119,7 @@ fn describe(entry: &EntryStatus) -> Vec<Told> {
         told.push(Told { line: format!("{failed}; submitted again in {}", time_in_words(pause)), key: failed });
     }
     if let Some(seconds) = entry.limited {
-        let limited = "limited   all jobs that its size allows in a quarter of an hour are submitted".to_owned();
+        let limited = format!("limited   {LIMITED}");
         told.push(Told { line: format!("{limited}; the next in {}", time_in_words(seconds)), key: limited });
     }
     if !entry.refusal.is_empty() {
