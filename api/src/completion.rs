@@ -1,5 +1,5 @@
-//! Engines' answers to chats and completions, whole or as events of a stream, as far as other APIs are
-//! told in their place.
+//! Engines' answers to chats and completions, whole or as events of a stream, as far as other APIs
+//! are told in their place.
 //!
 //! One shape serves whole answers and events, chats and texts. Other fields are ignored, null or
 //! missing ones are absent, and so are those of another type where an answer is whole without them.

@@ -18,8 +18,8 @@ use parking_lot::Mutex;
 static TABLE: Mutex<()> = Mutex::new(());
 
 /// The user of the program whose connection goes from `peer` to `local`; `None` if there is no such
-/// connection. Only a connection that is open in both directions surely has a user: one whose program
-/// has gone shows root. Blocks, for long only on kernels without sock_diag(7).
+/// connection. Only a connection that is open in both directions surely has a user: one whose
+/// program has gone shows root. Blocks, for long only on kernels without sock_diag(7).
 ///
 /// # Errors
 /// If the kernel shows neither the connection nor its table of connections.

@@ -232,8 +232,8 @@ impl Memory {
         self.failures.in_a_row()
     }
 
-    /// Time left until the entry may submit again, if it has submitted all that its size allows in a
-    /// quarter of an hour. Zero if it may now.
+    /// Time left until the entry may submit again, if it has submitted all that its size allows in
+    /// a quarter of an hour. Zero if it may now.
     #[must_use]
     pub fn submission_delay(&self, entry: &FleetEntry, now: SystemTime) -> Duration {
         self.pace.delay(entry.most_nodes(), now)

@@ -46,8 +46,8 @@ impl LossCause {
         self.into()
     }
 
-    /// Whether no request and no operator explains the loss: a host or an agent died, or an engine's
-    /// answer just ended.
+    /// Whether no request and no operator explains the loss: a host or an agent died, or an
+    /// engine's answer just ended.
     pub(crate) fn is_unexplained(self) -> bool {
         matches!(self, Self::AgentLost | Self::Incomplete)
     }

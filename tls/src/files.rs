@@ -54,8 +54,8 @@ fn write(path: &Path, content: &[u8], mode: u32, replace: bool) -> Result<(), Tl
     written.map_err(|source| TlsError::Write { path: path.to_owned(), source })
 }
 
-/// Reads a regular file of at most [`MAX_FILE_BYTES`]. A pipe would be waited for without end, and a
-/// router reads its certificates again and again.
+/// Reads a regular file of at most [`MAX_FILE_BYTES`]. A pipe would be waited for without end, and
+/// a router reads its certificates again and again.
 pub(crate) fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
     let found = inspect(path)?;
     if !found.is_file() {

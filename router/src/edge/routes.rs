@@ -229,9 +229,9 @@ impl Edge {
     }
 }
 
-/// Whether a path is proxied: those of engines, and everything below `/v1/` and `/v2/`. The engine's
-/// other paths (metrics, sleep, weight updates, profiling) are for operators. Engines redirect from
-/// the same path with a slash.
+/// Whether a path is proxied: those of engines, and everything below `/v1/` and `/v2/`. The
+/// engine's other paths (metrics, sleep, weight updates, profiling) are for operators. Engines
+/// redirect from the same path with a slash.
 fn is_proxied(path: &str) -> bool {
     let is_engines = |path: &str| {
         let route = Route::of(path);

@@ -1,5 +1,5 @@
-//! What gRPC passes on of engines' answers beside `hostler_api::CompletionChunk`: log probabilities,
-//! embeddings and errors.
+//! What gRPC passes on of engines' answers beside `hostler_api::CompletionChunk`: log
+//! probabilities, embeddings and errors.
 
 use hostler_api::{ChunkUsage, lenient};
 use serde::Deserialize;

@@ -36,8 +36,8 @@ pub(crate) fn mentions_media(part: &[u8]) -> bool {
 /// tokenizing costs.
 const MIN_PROMPT_BLOCKS: usize = 2;
 
-/// A prompt of this many contexts does not fit. Where its tokens are estimated by its text, they may
-/// be a quarter of the estimate: runs of blanks make tokens of 16 bytes.
+/// A prompt of this many contexts does not fit. Where its tokens are estimated by its text, they
+/// may be a quarter of the estimate: runs of blanks make tokens of 16 bytes.
 const SURELY_TOO_LONG: u64 = 4;
 
 #[derive(Debug, Clone, Default)]
@@ -134,8 +134,8 @@ impl Prompt {
         self.tokenized.as_ref().map_or_else(estimate, |exact| exact.total_tokens)
     }
 
-    /// Tokens that an engine with this context computes. An engine refuses a prompt that is too long
-    /// for it, so such a prompt keeps nobody waiting.
+    /// Tokens that an engine with this context computes. An engine refuses a prompt that is too
+    /// long for it, so such a prompt keeps nobody waiting.
     #[must_use]
     pub(crate) fn computed_tokens(&self, max_context: u64) -> u32 {
         let tokens = self.token_count();

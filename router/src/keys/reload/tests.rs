@@ -22,9 +22,24 @@ fn knows(keys: &Keys, secret: &Secret) -> bool {
     keys.authenticate(&headers(&[("x-api-key", secret.reveal())])).is_ok()
 }
 
-/// How often the file was read, with success and without.
-fn counts(metrics: &RouterMetrics) -> (u64, u64) {
-    metrics.key_file_reads()
+/// A router's look at its key file, again and again.
+struct Look {
+    kept: Arc<KeyStore>,
+    seen: Option<FileVersion>,
+    metrics: RouterMetrics,
+}
+
+impl Look {
+    fn new(keys: &Keys) -> Self {
+        let kept = keys.0.clone().unwrap();
+        Self { seen: kept.initial_version, kept, metrics: RouterMetrics::default() }
+    }
+
+    /// Looks once. Returns how often the file was read so far, with success and without.
+    fn again(&mut self) -> (u64, u64) {
+        self.seen = reload_if_changed(&self.kept, self.seen, &self.metrics);
+        self.metrics.key_file_reads()
+    }
 }
 
 #[test]
@@ -33,13 +48,8 @@ fn a_broken_key_file_keeps_the_keys_in_use() {
     let path = folder.path().join("keys.toml");
     let first = add(&path);
     let keys = Keys::open(&path).unwrap();
-    let kept = keys.0.clone().unwrap();
-    let metrics = RouterMetrics::default();
-    let mut seen = kept.initial_version;
-    let mut turn = || {
-        seen = reload_if_changed(&kept, seen, &metrics);
-        counts(&metrics)
-    };
+    let mut look = Look::new(&keys);
+    let mut turn = || look.again();
     assert_eq!(turn(), (0, 0));
 
     let second = add(&path);
@@ -76,13 +86,9 @@ fn an_emptied_key_file_locks_nobody_out() {
     std::fs::write(&path, "").unwrap();
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
     let keys = Keys::open(&path).unwrap();
-    let kept = keys.0.clone().unwrap();
-    let metrics = RouterMetrics::default();
-    let mut seen = kept.initial_version;
-    let mut turn = || {
-        seen = reload_if_changed(&kept, seen, &metrics);
-        (counts(&metrics), keys.is_file_usable())
-    };
+    let mut look = Look::new(&keys);
+    let kept = look.kept.clone();
+    let mut turn = || (look.again(), keys.is_file_usable());
     std::fs::write(&path, "# no key yet\n").unwrap();
     assert_eq!(turn(), ((1, 0), Some(true)), "there was none before");
     let secret = add(&path);
@@ -114,16 +120,15 @@ fn a_pipe_or_device_for_keys_never_stops_the_reading() {
     let path = folder.path().join("keys.toml");
     let secret = add(&path);
     let keys = Keys::open(&path).unwrap();
-    let looked = keys.0.clone().unwrap();
-    let metrics = RouterMetrics::default();
+    let mut look = Look::new(&keys);
     std::fs::remove_file(&path).unwrap();
     let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
     rustix::fs::mkfifoat(rustix::fs::CWD, &path, mode).unwrap();
     let (done, finished) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
-        let seen = reload_if_changed(&looked, looked.initial_version, &metrics);
-        let refused = [read_private(&looked.path).map(drop), change(&looked.path, true, |_| Ok(()))];
-        done.send((seen.is_some(), counts(&metrics), refused.map(|refused| refused.unwrap_err().to_string()))).unwrap();
+        let read = look.again();
+        let refused = [read_private(&look.kept.path).map(drop), change(&look.kept.path, true, |_| Ok(()))];
+        done.send((look.seen.is_some(), read, refused.map(|refused| refused.unwrap_err().to_string()))).unwrap();
     });
     let (is_seen, read, refused) = finished.recv_timeout(Duration::from_secs(20)).expect("a pipe that nobody writes is waited for");
     assert_eq!((is_seen, read), (true, (0, 1)));
