@@ -27,7 +27,7 @@ impl Edge {
         self.admission.check_room(caller)?;
         let (edge, tenant) = (self.clone(), caller.tenant_hash().unwrap_or_default());
         // Boxed: short requests should not reserve room for it.
-        Box::pin(self.readers.run(tenant, move || read(&edge))).await.map_err(|failed| match failed {
+        Box::pin(self.readers.run((tenant, body_bytes), move || read(&edge))).await.map_err(|failed| match failed {
             PoolError::Full => {
                 LimitExceeded::of_router("too many long requests, all or yours, are being read here: try again soon".to_owned()).into()
             }

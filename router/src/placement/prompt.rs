@@ -32,6 +32,10 @@ pub(crate) fn mentions_media(part: &[u8]) -> bool {
     MEDIA_MARKERS.iter().any(|marker| marker.find(part).is_some())
 }
 
+/// Most bytes of a prompt that are searched for media and compared as text: a million tokens, and
+/// two milliseconds.
+const MAX_COMPARED_BYTES: usize = 4 * 1024 * 1024;
+
 /// Fewest blocks of a prompt that is tokenized. A shorter prompt's cached part is worth less than
 /// tokenizing costs.
 const MIN_PROMPT_BLOCKS: usize = 2;
@@ -206,21 +210,33 @@ impl PlacementRequest {
     /// Takes out the text that can be counted and compared.
     fn take_prompt_text(&mut self) -> PromptText {
         let mut parts = std::mem::take(&mut self.prompt_parts);
-        truncate_at_media(&mut parts);
-        PromptText::new(parts, self.model.as_deref(), &self.cache_salt)
+        let mut byte_len = parts.iter().map(Bytes::len).sum();
+        truncate(&mut parts, MAX_COMPARED_BYTES);
+        if let Some(at) = find_media(&parts) {
+            truncate(&mut parts, at);
+            byte_len = at;
+        }
+        PromptText::new((parts, byte_len), self.model.as_deref(), &self.cache_salt)
     }
 }
 
-/// Keeps only the text before the first image, sound or video, whose number of tokens the router
-/// cannot know.
-fn truncate_at_media(text: &mut Vec<Bytes>) {
-    for (index, part) in text.iter_mut().enumerate() {
-        if let Some(at) = MEDIA_MARKERS.iter().filter_map(|marker| marker.find(part)).min() {
-            part.truncate(at);
-            text.truncate(index + 1);
-            return;
-        }
-    }
+/// Keeps the first `room` bytes of a text in parts.
+fn truncate(text: &mut Vec<Bytes>, mut room: usize) {
+    text.retain_mut(|part| {
+        part.truncate(room);
+        room -= part.len();
+        !part.is_empty()
+    });
+}
+
+/// Where the first image, sound or video begins, whose number of tokens the router cannot know.
+fn find_media(text: &[Bytes]) -> Option<usize> {
+    let mut before = 0;
+    text.iter().find_map(|part| {
+        let found = MEDIA_MARKERS.iter().filter_map(|marker| marker.find(part)).min();
+        before += part.len();
+        found.map(|at| before - part.len() + at)
+    })
 }
 
 impl Placer {

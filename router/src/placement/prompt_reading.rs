@@ -12,7 +12,10 @@ use hostler_prompt::Progress;
 /// The text of a prompt as in the request, and its block keys, made on first use.
 #[derive(Debug, Default)]
 pub(super) struct PromptText {
+    /// The part of the text that is compared.
     parts: Vec<Bytes>,
+    /// Length of the whole text.
+    byte_len: usize,
     /// The model's name starts the chain of keys.
     model: String,
     salt: String,
@@ -20,12 +23,12 @@ pub(super) struct PromptText {
 }
 
 impl PromptText {
-    pub(super) fn new(parts: Vec<Bytes>, model: Option<&str>, salt: &str) -> Self {
-        Self { parts, model: model.unwrap_or_default().to_owned(), salt: salt.to_owned(), block_keys: OnceLock::new() }
+    pub(super) fn new((parts, byte_len): (Vec<Bytes>, usize), model: Option<&str>, salt: &str) -> Self {
+        Self { parts, byte_len, model: model.unwrap_or_default().to_owned(), salt: salt.to_owned(), block_keys: OnceLock::new() }
     }
 
     pub(super) fn byte_len(&self) -> usize {
-        self.parts.iter().map(Bytes::len).sum()
+        self.byte_len
     }
 
     pub(super) fn block_keys(&self) -> &Arc<[BlockKey]> {

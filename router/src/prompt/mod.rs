@@ -263,7 +263,7 @@ impl Prompts {
     ) -> Result<EncodedPrompt, NotEncoded> {
         let (encoder, proved) = self.0.table.lock().proved_encoder(reader, Instant::now()).ok_or(NotEncoded::NotProved)?;
         let (path, dialect) = (path.to_owned(), reader.dialect);
-        let encoding = self.0.pool.run(tenant, move || {
+        let encoding = self.0.pool.run((tenant, body.len()), move || {
             let request = PromptRequest::parse(&path, &body).ok_or(NotEncoded::NotUnderstood)?;
             if let Some(form) = request.forms().without(proved).iter().next() {
                 return Err(NotEncoded::FormNotProved(form));

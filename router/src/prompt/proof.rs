@@ -62,7 +62,7 @@ pub(super) async fn compare_samples(
             .map_err(|_| ProofFailure::NoAnswer(format!("no answer to /tokenize within {} s", SAMPLE_DEADLINE.as_secs())))?
             .map_err(|broken| ProofFailure::NoAnswer(broken.message))?;
         let encoder = encoder.clone();
-        let compared = pool.run(PROOF_TENANT, move || compare(&encoder, dialect, &body, (status, &answer))).await;
+        let compared = pool.run((PROOF_TENANT, body.len()), move || compare(&encoder, dialect, &body, (status, &answer))).await;
         match compared {
             Ok(Err(silence)) if silence.is_no_answer() => return Err(ProofFailure::NoAnswer(silence.to_string())),
             Ok(compared) => coverage.record(&sample, compared),

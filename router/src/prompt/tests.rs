@@ -158,7 +158,7 @@ async fn files_damaged_on_disk_are_requested_again() {
 /// Keeps the pool's only thread busy until the sender is dropped.
 fn occupy(prompts: &Prompts) -> std::sync::mpsc::Sender<()> {
     let (free, wait) = std::sync::mpsc::channel();
-    assert!(prompts.0.pool.run(TENANT, move || wait.recv()).now_or_never().is_none());
+    assert!(prompts.0.pool.run((TENANT, 1), move || wait.recv()).now_or_never().is_none());
     free
 }
 

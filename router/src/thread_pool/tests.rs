@@ -6,6 +6,9 @@ use super::*;
 
 const TENANT: u64 = 1;
 
+/// Long work of that tenant, for which a pool of one thread has one.
+const LONG: (u64, usize) = (TENANT, LONG_WORK_BYTES + 1);
+
 /// How many jobs of one tenant wait beside the one that runs, of a pool with one thread.
 const WAITING: usize = 51;
 
@@ -13,13 +16,13 @@ const WAITING: usize = 51;
 async fn work_waits_for_a_thread_in_bounded_numbers() {
     let pool = ThreadPool::new(1);
     let (go, wait) = mpsc::channel::<()>();
-    let mut running = Box::pin(pool.run(TENANT, move || wait.recv()));
+    let mut running = Box::pin(pool.run(LONG, move || wait.recv()));
     assert!(running.as_mut().now_or_never().is_none());
-    let mut waiting: Vec<_> = (0..WAITING).map(|number| Box::pin(pool.run(TENANT, move || number))).collect();
+    let mut waiting: Vec<_> = (0..WAITING).map(|number| Box::pin(pool.run(LONG, move || number))).collect();
     for work in &mut waiting {
         assert!(work.as_mut().now_or_never().is_none());
     }
-    assert_eq!(pool.run(TENANT, || ()).await, Err(PoolError::Full));
+    assert_eq!(pool.run(LONG, || ()).await, Err(PoolError::Full));
     go.send(()).unwrap();
     assert_eq!(running.await, Ok(Ok(())));
     for (number, work) in waiting.into_iter().enumerate() {
@@ -32,11 +35,11 @@ async fn a_tenant_waits_for_one_job_of_another_not_for_all() {
     let pool = ThreadPool::new(1);
     let (done, order) = mpsc::channel();
     let (go, wait) = mpsc::channel::<()>();
-    let mut running = Box::pin(pool.run(TENANT, move || wait.recv()));
+    let mut running = Box::pin(pool.run(LONG, move || wait.recv()));
     assert!(running.as_mut().now_or_never().is_none());
     let begin = |tenant| {
         let done = done.clone();
-        let mut job = Box::pin(pool.run(tenant, move || done.send(tenant).unwrap()));
+        let mut job = Box::pin(pool.run((tenant, LONG.1), move || done.send(tenant).unwrap()));
         assert!(job.as_mut().now_or_never().is_none());
         job
     };
@@ -56,10 +59,10 @@ async fn a_tenant_waits_for_one_job_of_another_not_for_all() {
 async fn abandoned_work_keeps_its_thread_until_it_ends() {
     let pool = ThreadPool::new(1);
     let (go, wait) = mpsc::channel::<()>();
-    assert!(pool.run(TENANT, move || wait.recv()).now_or_never().is_none());
-    let mut next = Box::pin(pool.run(TENANT, || 7));
+    assert!(pool.run(LONG, move || wait.recv()).now_or_never().is_none());
+    let mut next = Box::pin(pool.run(LONG, || 7));
     assert!(next.as_mut().now_or_never().is_none());
-    assert_eq!(pool.threads.available_permits(), 0);
+    assert_eq!(pool.threads.available_permits(), 1);
     go.send(()).unwrap();
     assert_eq!(next.await, Ok(7));
 }
@@ -68,10 +71,10 @@ async fn abandoned_work_keeps_its_thread_until_it_ends() {
 async fn abandoned_waiting_work_frees_its_place() {
     let pool = ThreadPool::new(1);
     let (go, wait) = mpsc::channel::<()>();
-    let mut running = Box::pin(pool.run(TENANT, move || wait.recv()));
+    let mut running = Box::pin(pool.run(LONG, move || wait.recv()));
     assert!(running.as_mut().now_or_never().is_none());
     for _ in 0..3 * QUEUED_PER_THREAD {
-        assert!(pool.run(TENANT, || ()).now_or_never().is_none());
+        assert!(pool.run(LONG, || ()).now_or_never().is_none());
     }
     assert_eq!(pool.slots.taken(), 1);
     go.send(()).unwrap();
@@ -81,7 +84,23 @@ async fn abandoned_waiting_work_frees_its_place() {
 #[tokio::test]
 async fn a_panic_ends_its_own_work_only() {
     let pool = ThreadPool::new(1);
-    let broken: Result<(), PoolError> = pool.run(TENANT, || panic!("on purpose")).await;
+    let broken: Result<(), PoolError> = pool.run(LONG, || panic!("on purpose")).await;
     assert_eq!(broken, Err(PoolError::Panicked));
-    assert_eq!(pool.run(TENANT, || 7).await, Ok(7));
+    assert_eq!(pool.run(LONG, || 7).await, Ok(7));
+}
+
+#[tokio::test]
+async fn short_work_does_not_wait_for_long_work() {
+    let pool = ThreadPool::new(1);
+    let (go, wait) = mpsc::channel::<()>();
+    let mut running = Box::pin(pool.run(LONG, move || wait.recv()));
+    assert!(running.as_mut().now_or_never().is_none());
+    let mut waiting = Box::pin(pool.run(LONG, || ()));
+    assert!(waiting.as_mut().now_or_never().is_none());
+    for tenant in [TENANT, 2] {
+        assert_eq!(pool.run((tenant, LONG_WORK_BYTES), || 7).await, Ok(7));
+    }
+    go.send(()).unwrap();
+    running.await.unwrap().unwrap();
+    assert_eq!(waiting.await, Ok(()));
 }

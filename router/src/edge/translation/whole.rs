@@ -69,7 +69,7 @@ where
     let translated = if body.len() <= SHORT_BODY_BYTES {
         translate(body)
     } else {
-        readers.run(owner.tenant, move || translate(body)).await.map_err(|failed| match failed {
+        readers.run((owner.tenant, body.len()), move || translate(body)).await.map_err(|failed| match failed {
             PoolError::Full => WholeAnswerError::Busy,
             PoolError::Panicked => WholeAnswerError::Broken("the answer cannot be read".to_owned()),
         })?
