@@ -24,7 +24,6 @@ mod fleet_figures;
 #[cfg(test)]
 mod growth;
 mod grpc;
-mod health_watches;
 mod inbound;
 mod join;
 pub mod keys;
@@ -73,7 +72,7 @@ use ending::EndTerms;
 pub use exposures::Exposure;
 use fleet::SessionDeps;
 use fleet_figures::RouterCollector;
-use health_watches::HealthWatchPermits;
+use grpc::MAX_WATCHES;
 use inbound::{AllowedOrigins, BodyMemory, Edge, InvalidMediaHost, InvalidOrigin, Isolation, MediaHosts};
 use keys::{AdminGuard, KeyFileError, Keys, PageSessions, Secret};
 pub use metrics::RouterMetrics;
@@ -86,6 +85,7 @@ use shared_state::SharedState;
 use succession::Succession;
 use takeover::{ListeningSockets, Successor, SuccessorParts};
 pub use takeover::{TakeoverError, is_replaceable};
+use tenant_pool::TenantPool;
 use thread_pool::ThreadPool;
 pub use tls::TlsSetupError;
 use tls::{FleetAuthority, RouterTls};
@@ -439,7 +439,7 @@ impl Router {
             isolation: self.isolation,
             body_memory: BodyMemory::new(self.config.max_buffered_body_bytes),
             readers: ThreadPool::new(self.config.tokenizer_threads()),
-            health_watches: HealthWatchPermits::default(),
+            health_watches: TenantPool::new(MAX_WATCHES),
             response_affinity: state.response_affinity.clone(),
             config: self.config,
             keys: self.keys,

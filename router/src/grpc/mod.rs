@@ -37,6 +37,7 @@ use crate::inbound::{BodyReadError, BodyReservation, Edge, InboundRequest, Prepa
 use crate::keys::Caller;
 use crate::placement::PlacementDecision;
 use deadline::Deadline;
+pub(crate) use health::MAX_WATCHES;
 use message_size::check_message_size;
 use request::EngineRequest;
 use stream::GenerateEvents;

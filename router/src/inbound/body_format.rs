@@ -2,6 +2,11 @@
 //! that there is at most one type, in characters that all readers decode alike.
 
 use http::header::{self, HeaderMap};
+use memchr::memchr2;
+
+/// Most values of a JSON body. vLLM's Python front-end has one thread for all its streams, and
+/// reads a million numbers in 0.1 s; a prompt of token ids has one value for each.
+const MAX_VALUES: usize = 2 * 1024 * 1024;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum BodyFormat<'a> {
@@ -31,6 +36,56 @@ impl<'a> BodyFormat<'a> {
         let ending = kind.len().checked_sub(b"+json".len()).map(|at| &kind[at..]);
         if ending.is_some_and(|ending| ending.eq_ignore_ascii_case(b"+json")) { Self::Json } else { Self::Other }
     }
+
+    /// Checks that an engine can read the body without halting its other streams.
+    ///
+    /// # Errors
+    /// What to do, if the body has more values than that.
+    pub(super) fn check_value_count(self, body: &[u8]) -> Result<(), String> {
+        let has_too_many = || {
+            let mut separators = Separators(body);
+            separators.by_ref().take(MAX_VALUES + 1).count() > MAX_VALUES
+        };
+        if self != Self::Json || body.len() <= MAX_VALUES || !has_too_many() {
+            return Ok(());
+        }
+        Err(format!(
+            "the body has more than {MAX_VALUES} values (numbers, strings, fields): the engine would stand still while it reads them; \
+             send them in several requests, or a prompt as text"
+        ))
+    }
+}
+
+/// Beginnings of values: the commas, colons and brackets of a JSON text outside its strings.
+struct Separators<'a>(&'a [u8]);
+
+impl Iterator for Separators<'_> {
+    type Item = ();
+
+    fn next(&mut self) -> Option<()> {
+        loop {
+            let (first, rest) = self.0.split_first()?;
+            self.0 = rest;
+            match first {
+                b',' | b':' | b'[' | b'{' => return Some(()),
+                b'"' => self.skip_string(),
+                _ => {}
+            }
+        }
+    }
+}
+
+impl Separators<'_> {
+    fn skip_string(&mut self) {
+        while let Some(at) = memchr2(b'"', b'\\', self.0) {
+            let is_end = self.0[at] == b'"';
+            self.0 = self.0.get(at + if is_end { 1 } else { 2 }..).unwrap_or_default();
+            if is_end {
+                return;
+            }
+        }
+        self.0 = &[];
+    }
 }
 
 #[cfg(test)]
@@ -59,5 +114,16 @@ mod tests {
         for other in ["text/plain", "application/octet-stream", "application/x-www-form-urlencoded", "text/plain; x=+json", "json", "ü"] {
             assert_eq!(BodyFormat::from_content_type(other), BodyFormat::Other, "{other}");
         }
+    }
+
+    #[test]
+    fn a_body_has_a_bounded_number_of_values() {
+        let of = |values: usize| format!(r#"{{"prompt":[{}0]}}"#, "0,".repeat(values));
+        let check = |body: &str| BodyFormat::Json.check_value_count(body.as_bytes());
+        assert_eq!(check(&of(MAX_VALUES - 4)), Ok(()));
+        assert!(check(&of(MAX_VALUES)).unwrap_err().contains("as text"));
+        assert_eq!(BodyFormat::Other.check_value_count(of(MAX_VALUES).as_bytes()), Ok(()), "a file");
+        let text = format!(r#"{{"prompt":"{}","b":"\\\"{}"}}"#, ",".repeat(MAX_VALUES), ":".repeat(MAX_VALUES));
+        assert_eq!(check(&text), Ok(()), "a text");
     }
 }

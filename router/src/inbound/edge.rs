@@ -21,11 +21,11 @@ use crate::admission::{Admission, LimitExceeded};
 use crate::bookings::Bookings;
 use crate::config::RouterConfig;
 use crate::dispatch::Dispatch;
-use crate::health_watches::HealthWatchPermits;
 use crate::keys::{Caller, Keys};
 use crate::outcome::RefusalReason;
 use crate::response_affinity::ResponseAffinity;
 use crate::succession::Succession;
+use crate::tenant_pool::TenantPool;
 use crate::thread_pool::ThreadPool;
 use crate::traces::Traces;
 
@@ -45,7 +45,7 @@ pub(crate) struct Edge {
     pub readers: ThreadPool,
     pub response_affinity: ResponseAffinity,
     pub dispatch: Arc<Dispatch>,
-    pub health_watches: HealthWatchPermits,
+    pub health_watches: Arc<TenantPool>,
     pub bookings: Bookings,
     pub shutdown: Shutdown,
     pub succession: Succession,

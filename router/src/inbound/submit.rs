@@ -109,6 +109,7 @@ impl Edge {
     pub(crate) fn prepare(&self, inbound: InboundRequest) -> Result<Prepared, Rejection> {
         let InboundRequest { method, path, headers, body, reservation, caller, log_entry: entry, received_at: begun } = inbound;
         let content = BodyFormat::from_headers(&headers);
+        content.check_value_count(&body).map_err(Rejection::Malformed)?;
         let mut peek = peek_body(content, &body, self.needs_readable_body(content, &caller)).map_err(Rejection::Malformed)?;
         let asked = Route::of(path.path());
         let route = invocation::effective_route(asked, &peek);

@@ -19,7 +19,7 @@ use crate::bookings::Bookings;
 use crate::config::{AccessFormat, RouterConfig};
 use crate::dispatch::{Dispatch, RetryBudgets};
 use crate::edge;
-use crate::health_watches::HealthWatchPermits;
+use crate::grpc::MAX_WATCHES;
 use crate::inbound::{AllowedOrigins, BodyMemory, Edge, MediaHosts};
 use crate::keys::Keys;
 use crate::metrics::RouterMetrics;
@@ -28,6 +28,7 @@ use crate::placement::{MAX_QUEUED_BYTES, Placer, PrefillWindows, QueueLimits, Re
 use crate::resumption::RecordMemory;
 use crate::shared_state::SharedState;
 use crate::succession::Succession;
+use crate::tenant_pool::TenantPool;
 use crate::thread_pool::ThreadPool;
 use crate::traces::Traces;
 
@@ -99,7 +100,7 @@ impl RunningRouter {
             isolation: None,
             body_memory: BodyMemory::new(config.max_buffered_body_bytes),
             readers: ThreadPool::new(1),
-            health_watches: HealthWatchPermits::default(),
+            health_watches: TenantPool::new(MAX_WATCHES),
             response_affinity: state.response_affinity.clone(),
             config,
             keys: Keys::default(),

@@ -19,6 +19,8 @@ use tempfile::TempDir;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tonic::transport::Endpoint;
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_client::HealthClient;
 
 use crate::harness::{Answer, CHAT, Fleet, MODEL, Setup, chat, soon};
 
@@ -126,4 +128,25 @@ async fn long_bodies_of_one_tenant_leave_others_threads() {
         held
     })
     .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn health_watches_without_keys_leave_tenants_room() {
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("keys.toml");
+    let tenant = key(&file, "tenant");
+    let fleet = Fleet::start(Setup::agents(1).router(|router| router.keys_file = file)).await;
+    let mut held: Held = Vec::new();
+    let mut watch = async |key: Option<&str>| {
+        let channel = Endpoint::from_shared(format!("http://{}", fleet.routers[0].edge)).unwrap().connect().await.unwrap();
+        let mut request = tonic::Request::new(HealthCheckRequest::default());
+        if let Some(key) = key {
+            request.metadata_mut().insert("authorization", format!("Bearer {key}").parse().unwrap());
+        }
+        let begun = HealthClient::new(channel).watch(request).await;
+        begun.map(|stream| held.push(Box::new(stream))).map_err(|status| status.code())
+    };
+    while soon("watches", watch(None)).await.is_ok() {}
+    assert_eq!(soon("the tenant's watch", watch(Some(&tenant))).await, Ok(()));
+    assert!(held.len() > 512, "{}", held.len());
 }
