@@ -1,4 +1,4 @@
-//! A real router on the counted thread, and an agent without engines on this one.
+//! A real router on the counted thread, and agents without engines on this one.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -22,13 +22,16 @@ use crate::counted::{CountedThread, flush};
 /// Time longer than any case, so that no timer fires.
 const FOR_EVER: Duration = Duration::from_secs(3600);
 
-/// Router and agent; see the module.
+/// Most replicas of a node here; a router takes 256.
+const NODE_REPLICAS: u32 = 250;
+
+/// Router and agents; see the module.
 #[derive(Debug)]
 pub(crate) struct RouterFixture {
     pub(crate) router: CountedThread,
     pub(crate) edge: SocketAddr,
     taken: mpsc::UnboundedReceiver<IncomingRequest>,
-    _attached: Attachment,
+    _attached: Vec<Attachment>,
     _folder: TempDir,
 }
 
@@ -68,9 +71,13 @@ impl RouterFixture {
         })?;
         let (edge, agents) = told.await.context("the router did not start")?;
         let (took, taken) = mpsc::unbounded_channel();
-        let hello = Hello { node: "guard".into(), life: 1, ..Hello::default() };
-        let replicas = (0..replicas).map(|index| Replica { index, ..Replica::default() }.full_report()).collect();
-        let attached = attach(agents, AttachRequest { hello, replicas, lanes: LANES }, &took, Arc::default()).await?;
+        let mut attached = Vec::new();
+        for (node, first) in (0..replicas).step_by(NODE_REPLICAS as usize).enumerate() {
+            let hello = Hello { node: format!("guard-{node}"), life: 1, ..Hello::default() };
+            let count = NODE_REPLICAS.min(replicas - first);
+            let replicas = (0..count).map(|index| Replica { index, ..Replica::default() }.full_report()).collect();
+            attached.push(attach(agents, AttachRequest { hello, replicas, lanes: LANES }, &took, Arc::default()).await?);
+        }
         Ok(Self { router, edge, taken, _attached: attached, _folder: folder })
     }
 
