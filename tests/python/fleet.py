@@ -94,14 +94,22 @@ class Router(Process):
 class Up(Process):
     """`hostler up`: router, agent and engines of one machine in one process; ready when this returns."""
 
-    def __init__(self, folder: Path, flags: list[str], engines: int = 2, options: Sequence[str] = ()):
-        """Starts it with simulated engines; `flags` are theirs, `options` are more of its own."""
-        options = [*options, "--engine", "simulated", "--replicas", str(engines), "--listen", "127.0.0.1:0"]
+    def __init__(
+        self,
+        folder: Path,
+        flags: list[str],
+        engines: int = 2,
+        options: Sequence[str] = (),
+        kind: str = "simulated",
+        start_seconds: float = 120,
+    ):
+        """Starts it with engines of this kind; `flags` are theirs, `options` are more of its own."""
+        options = [*options, "--engine", kind, "--replicas", str(engines), "--listen", "127.0.0.1:0"]
         options += ["--admin-listen", "127.0.0.1:0", "--operators-socket", str(folder / "up.sock")]
         super().__init__("up", ["up", *options, "--", *flags], folder)
         self.edge = self.printed("edge", LISTEN_SECONDS)
         self.socket = self.printed("socket", LISTEN_SECONDS)
-        self.printed("ready", 120)
+        self.printed("ready", start_seconds)
 
     replicas = Router.replicas
     in_flight = Router.in_flight

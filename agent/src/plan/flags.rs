@@ -9,6 +9,7 @@ use crate::config::Profile;
 use crate::gpu::Gpu;
 use crate::vllm::arguments::EngineArguments;
 use crate::vllm::flag::{EXECUTOR_FLAG, FlagChoice, FlagOrigin};
+use crate::vllm::parsers::{ModelParsers, REASONING_PARSER_FLAG, TOOL_PARSER_FLAG};
 use crate::vllm::releases::{
     ASYNC_AUTO_SINCE, ASYNC_SINCE, PERFORMANCE_MODE_SINCE, QUEUE_LIMIT_SINCE, SHUTDOWN_TIMEOUT_SINCE, STREAM_INTERVAL_SINCE,
 };
@@ -17,6 +18,12 @@ use crate::vllm::{EngineTraces, FrontEndInUse};
 
 /// Minimum queue limit. A lower one would refuse bursts that a single replica can well hold.
 const MIN_QUEUE_LIMIT: u64 = 256;
+
+/// Flags with which the user decides about parsers of calls, in place of the agent.
+const TOOL_FLAGS: [&str; 2] = ["--enable-auto-tool-choice", "--tool-parser-plugin"];
+
+/// The same for parsers of reasoning.
+const REASONING_FLAGS: [&str; 3] = ["--reasoning-parser-plugin", "--reasoning-config", "--structured-outputs-config"];
 
 /// Context for the flags of one replica, besides the setup.
 #[derive(Debug, Clone, Copy)]
@@ -45,6 +52,9 @@ pub(super) fn choose_flags(setup: &EnginePlanSetup, place: &ReplicaContext<'_>) 
         add_scheduling_flags(&mut list, setup);
         add_graph_flags(&mut list, setup, gpu);
         add_executor_flag(&mut list, setup, place);
+    }
+    if !setup.simulated {
+        add_parser_flags(&mut list, setup.parsers.of(place.front_end));
     }
     add_reporting_flags(&mut list);
     add_traces_flag(&mut list, setup, place.front_end);
@@ -212,6 +222,29 @@ fn add_reporting_flags(list: &mut FlagList<'_>) {
     list.add("--disable-uvicorn-access-log", "", FlagOrigin::Hostler, "requests are logged and counted by the router");
     list.add("--enable-prompt-tokens-details", "", FlagOrigin::Hostler, "routers learn how much of a prompt was cached");
     list.add("--enable-request-id-headers", "", FlagOrigin::Hostler, "answers carry the id of their request");
+}
+
+/// Adds the parsers of calls and of reasoning.
+fn add_parser_flags(list: &mut FlagList<'_>, parsers: &ModelParsers) {
+    let is_users_own = TOOL_FLAGS.iter().any(|flag| list.given.has(flag));
+    let chosen = if list.given.has(TOOL_PARSER_FLAG) { Ok("") } else { parsers.tools.as_ref().copied() };
+    match chosen {
+        _ if is_users_own => {}
+        Ok(name) => {
+            list.add("--enable-auto-tool-choice", "", FlagOrigin::Hostler, "requests with tools are refused without it");
+            list.add(TOOL_PARSER_FLAG, name, FlagOrigin::Hostler, "reads calls in the form that the model's chat template has");
+        }
+        Err(because) => {
+            let because = format!("{because}, so requests with tools are refused; `-- {TOOL_PARSER_FLAG} NAME` names a parser");
+            list.add(TOOL_PARSER_FLAG, "off", FlagOrigin::Engine, because);
+        }
+    }
+    let gives_reasoning = REASONING_FLAGS.iter().any(|flag| list.given.has(flag));
+    match &parsers.reasoning {
+        _ if gives_reasoning => {}
+        Ok(name) => list.add(REASONING_PARSER_FLAG, *name, FlagOrigin::Hostler, "reasoning comes apart from the answer"),
+        Err(because) => list.add(REASONING_PARSER_FLAG, "off", FlagOrigin::Engine, because.clone()),
+    }
 }
 
 fn add_traces_flag(list: &mut FlagList<'_>, setup: &EnginePlanSetup, front_end: FrontEndInUse) {

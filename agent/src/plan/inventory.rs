@@ -16,6 +16,7 @@ use crate::gpu::{Gpu, NvlinkTopology};
 use crate::host::{self, EngineProgram, Host, HostError};
 use crate::prompt_files;
 use crate::vllm::EngineTraces;
+use crate::vllm::parsers::InstalledParsers;
 use crate::vllm::releases::{NEWEST_KNOWN, RUST_FRONT_END_SINCE};
 use crate::vllm::version::{self, InstalledVllm, VllmVersion, VllmVersionError};
 
@@ -54,10 +55,15 @@ pub struct Inventory {
 /// # Errors
 /// When the model does not fit, or the settings ask for the impossible.
 pub async fn plan_inventory(found: Inventory, config: AgentConfig) -> Result<Plan, PlanError> {
+    let Inventory { engine, installed, gpus, links, resources: room } = found;
+    let named = front_end::binary_from_environment(std::env::var_os("VLLM_RUST_FRONTEND_PATH"));
+    let rust: Option<PathBuf> = named.or_else(|| installed.as_ref()?.rust_front_end.clone());
+    let parsers = installed.as_ref().map_or_else(InstalledParsers::default, |installed| installed.parsers.clone());
+    let rust_parsers = match &rust {
+        Some(binary) if parsers != InstalledParsers::Assumed => InstalledParsers::of_rust_front_end(binary).await,
+        _ => parsers.clone(),
+    };
     let planned = tokio::task::spawn_blocking(move || {
-        let Inventory { engine, installed, gpus, links, resources: room } = found;
-        let named = front_end::binary_from_environment(std::env::var_os("VLLM_RUST_FRONTEND_PATH"));
-        let rust: Option<PathBuf> = named.or_else(|| installed.as_ref()?.rust_front_end.clone());
         let traces = match engine {
             EngineProgram::Simulated { .. } => EngineTraces::Unasked,
             EngineProgram::Vllm { .. } => EngineTraces::of(TraceSettings::from_process(), installed.as_ref()),
@@ -70,6 +76,8 @@ pub async fn plan_inventory(found: Inventory, config: AgentConfig) -> Result<Pla
             links: &links,
             resources: room,
             traces: &traces,
+            parsers: &parsers,
+            rust_parsers: &rust_parsers,
             downloads: &prompt_files::hub_cache(|name| std::env::var_os(name)),
         };
         make_plan(&ground, &config)
@@ -143,5 +151,5 @@ pub async fn preview(config: AgentConfig, supposed: PreviewRequest) -> Result<Pl
 /// The location of its Rust front-end does not matter to a plan.
 fn assume_installed(version: VllmVersion) -> InstalledVllm {
     let rust_front_end = (version >= RUST_FRONT_END_SINCE).then(|| Path::new("vllm-rs").to_owned());
-    InstalledVllm { version, rust_front_end, has_opentelemetry: true }
+    InstalledVllm { version, rust_front_end, has_opentelemetry: true, parsers: InstalledParsers::Assumed }
 }

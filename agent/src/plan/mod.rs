@@ -28,12 +28,15 @@ pub use self::layout::{GpuGroupLayout, GpuLayout, SizeReason, UnusedGpu};
 pub use self::memory::MemoryBudget;
 pub use self::model::{ModelFacts, ModelInfo, WeightSizeSource};
 pub(crate) use self::model_path::check_model_path;
+use self::setup::PlannedParsers;
 pub use self::setup::{EnginePlanSetup, KvCacheFormat, StepLimits};
 pub use self::shape::ModelShape;
 pub use self::weights::WeightFormat;
 use crate::config::AgentConfig;
 use crate::gpu::{Gpu, NvlinkTopology};
 use crate::host::{EngineProgram, ReplicaPlan};
+use crate::prompt_files::read_template_text;
+use crate::vllm::parsers::InstalledParsers;
 use crate::vllm::{EngineTraces, FrontEndInUse};
 pub use crate::vllm::{FlagChoice, FlagOrigin};
 
@@ -48,6 +51,8 @@ pub struct PlanInput<'a> {
     pub rust_front_end: Option<&'a Path>,
     pub gpus: &'a [Gpu],
     pub links: &'a NvlinkTopology,
+    pub(crate) parsers: &'a InstalledParsers,
+    pub(crate) rust_parsers: &'a InstalledParsers,
     /// CPUs and shared memory for engines.
     pub resources: HostResources,
     pub traces: &'a EngineTraces,
@@ -83,7 +88,24 @@ pub fn make_plan(ground: &PlanInput<'_>, config: &AgentConfig) -> Result<Plan, P
         check_model_path(&config.model)?;
         ModelFacts::read(&config.model, &setup.arguments, ground.downloads)
     };
-    plan_for_model(ground, config, setup, model)
+    let parsers = choose_parsers(ground, config, &setup, &model);
+    plan_for_model(ground, config, EnginePlanSetup { parsers, ..setup }, model)
+}
+
+fn choose_parsers(ground: &PlanInput<'_>, config: &AgentConfig, setup: &EnginePlanSetup, model: &ModelInfo) -> PlannedParsers {
+    let facts = match model {
+        ModelInfo::Known(facts) if facts.is_generative() => facts,
+        ModelInfo::Known(_) => return PlannedParsers::without("it generates no text"),
+        ModelInfo::Unknown { .. } => return PlannedParsers::without("its files are not here"),
+    };
+    let template = read_template_text(&config.model, &setup.arguments, ground.downloads);
+    let choose = |installed: &InstalledParsers| installed.choose(&facts.architecture, template.as_deref());
+    let (python, mut rust) = (choose(ground.parsers), choose(ground.rust_parsers));
+    // The engine's core has the Python one, so that schemas begin after the reasoning.
+    if rust.reasoning.as_ref().is_ok_and(|name| !ground.parsers.has_reasoning_parser(name)) {
+        rust.reasoning.clone_from(&python.reasoning);
+    }
+    PlannedParsers { python, rust }
 }
 
 /// Like `make_plan`, for a model that was read before.

@@ -10,11 +10,12 @@ use crate::config::{AgentConfig, Profile};
 use crate::gpu::Gpu;
 use crate::host::EngineProgram;
 use crate::sizes::{GIB, scaled};
-use crate::vllm::EngineTraces;
 use crate::vllm::arguments::EngineArguments;
 use crate::vllm::arguments::{expand_config_file, value_of};
+use crate::vllm::parsers::ModelParsers;
 use crate::vllm::releases::{GRAPHS_COUNTED_SINCE, LARGE_STEPS_SINCE, WINDOWS_WITH_EVENTS_SINCE};
 use crate::vllm::version::VllmVersion;
+use crate::vllm::{EngineTraces, FrontEndInUse};
 
 /// Default limit of vLLM for steps with graphs, in tokens.
 const DEFAULT_GRAPH_TOKENS: u32 = 512;
@@ -62,6 +63,27 @@ pub struct EnginePlanSetup {
     pub kv_events: bool,
     pub drain_timeout: Duration,
     pub traces: EngineTraces,
+    pub(super) parsers: PlannedParsers,
+}
+
+/// A model's parsers, for each front-end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct PlannedParsers {
+    pub(super) python: ModelParsers,
+    pub(super) rust: ModelParsers,
+}
+
+impl PlannedParsers {
+    pub(super) fn without(because: &str) -> Self {
+        Self { python: ModelParsers::without(because), rust: ModelParsers::without(because) }
+    }
+
+    pub(super) fn of(&self, front_end: FrontEndInUse) -> &ModelParsers {
+        match front_end {
+            FrontEndInUse::Python => &self.python,
+            FrontEndInUse::Rust => &self.rust,
+        }
+    }
 }
 
 /// Most work in one step of an engine.
@@ -96,6 +118,7 @@ impl EnginePlanSetup {
             kv_events: config.kv_events,
             drain_timeout: config.drain_timeout,
             traces: EngineTraces::Unasked,
+            parsers: PlannedParsers::without("the model was not read"),
         }
     }
 

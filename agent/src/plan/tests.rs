@@ -36,6 +36,8 @@ fn planned_in(asked: &Asked<'_>, room: HostResources) -> Result<Plan, PlanError>
     let (gpus, links) = described.map(|described| (described.gpus, described.links)).unwrap_or_default();
     let (engine, version) = (vllm(), Some(VllmVersion::new(0, asked.minor)));
     let ground = PlanInput {
+        parsers: &InstalledParsers::Assumed,
+        rust_parsers: &InstalledParsers::Assumed,
         engine: &engine,
         version,
         rust_front_end: (asked.minor >= 22 && !gpus.is_empty()).then_some(Path::new("/opt/vllm-rs")),
@@ -109,6 +111,8 @@ fn the_simulated_engine_has_two_replicas_or_one_per_gpu() {
     let replicas = |gpus: &str, config: &AgentConfig| {
         let gpus = if gpus.is_empty() { Vec::new() } else { parse_gpus(gpus, 0).unwrap().gpus };
         let ground = PlanInput {
+            parsers: &InstalledParsers::Assumed,
+            rust_parsers: &InstalledParsers::Assumed,
             engine: &engine,
             version: None,
             rust_front_end: None,

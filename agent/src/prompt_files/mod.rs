@@ -93,6 +93,11 @@ impl PromptFilesError {
     }
 }
 
+/// Text of the chat templates of a model with these engine arguments. Blocks on the disk.
+pub(crate) fn read_template_text(model: &str, arguments: &[String], cache: &Path) -> Option<String> {
+    TokenizerSpec::new(model, arguments).template_text(cache)
+}
+
 /// Location of an engine's prompt files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PromptFileSource(SourceKind);

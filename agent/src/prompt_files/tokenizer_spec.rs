@@ -9,12 +9,16 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use hostler_proto::agent::v1::PromptFile;
+use serde_json::Value;
 
 use super::{BUNDLE_FILES, MAX_BUNDLE_BYTES, PromptFilesError, TEMPLATE_FILE, TOKENIZER_FILE};
 use crate::vllm::arguments::{is_given, value_of};
 
 /// Modes in which vLLM uses the model's Hugging Face tokenizer.
 const HF_TOKENIZER_MODES: [&str; 3] = ["auto", "hf", "slow"];
+
+/// Words that Mistral's own tokenizer writes.
+const MISTRAL_TEMPLATE: &str = "tools: [AVAILABLE_TOOLS] [TOOL_CALLS]";
 
 /// A model as the engine's arguments name it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,6 +70,28 @@ impl TokenizerSpec {
             }
         }
         Ok(files)
+    }
+
+    /// Text of the model's chat templates, as far as files have them; `None` if there are none.
+    pub(super) fn template_text(&self, cache: &Path) -> Option<String> {
+        let text = |bytes: Bytes| String::from_utf8_lossy(&bytes).into_owned();
+        if let Some(template) = &self.template {
+            return read_template(template).ok().map(text);
+        }
+        let folder = self.folder(cache).ok()?;
+        let read = |name: &str| read_file(&folder.join(name)).ok().flatten();
+        let in_json = |name| {
+            let config: Value = serde_json::from_slice(&read(name)?).ok()?;
+            match config.get("chat_template")? {
+                Value::String(template) => Some(template.clone()),
+                // A model may have several templates, by name.
+                Value::Array(named) => Some(named.iter().filter_map(|one| one.get("template")?.as_str()).collect()),
+                _ => None,
+            }
+        };
+        let written = read(TEMPLATE_FILE).map(text).or_else(|| in_json("chat_template.json")).or_else(|| in_json("tokenizer_config.json"));
+        // The template of Mistral's own tokenizer is code.
+        written.or_else(|| folder.join("tekken.json").is_file().then(|| MISTRAL_TEMPLATE.to_owned()))
     }
 
     /// Folder of the tokenizer: a path itself, or a snapshot of a downloaded repository.

@@ -9,6 +9,7 @@ pub mod command_line;
 pub(crate) mod directory;
 pub(crate) mod flag;
 pub(crate) mod front_end;
+pub(crate) mod parsers;
 pub(crate) mod plugin;
 pub(crate) mod releases;
 pub(crate) mod traces;

@@ -61,13 +61,14 @@ impl EngineTraces {
 mod tests {
     use super::*;
     use crate::vllm::VllmVersion;
+    use crate::vllm::parsers::InstalledParsers;
 
     fn asked(endpoint: &str) -> Result<Option<TraceSettings>, CollectorSettingsError> {
         Ok(Some(TraceSettings::for_endpoint(endpoint.into())))
     }
 
     fn installed(minor: u32, has_opentelemetry: bool) -> InstalledVllm {
-        InstalledVllm { version: VllmVersion::new(0, minor), rust_front_end: None, has_opentelemetry }
+        InstalledVllm { version: VllmVersion::new(0, minor), rust_front_end: None, has_opentelemetry, parsers: InstalledParsers::default() }
     }
 
     #[test]

@@ -13,6 +13,8 @@ use std::time::Duration;
 use hostler_boot::program::run_to_end;
 use tokio::process::Command;
 
+use super::parsers::{InstalledParsers, LISTING_SCRIPT};
+
 /// Time limit for `vllm --version`, which imports all of vLLM: 17 s on two slow cores, more on a
 /// cold parallel filesystem.
 const FULL_PROBE_TIMEOUT: Duration = Duration::from_secs(120);
@@ -84,22 +86,26 @@ pub struct InstalledVllm {
     pub rust_front_end: Option<PathBuf>,
     /// Whether its Python has the packages without which it sends no traces.
     pub has_opentelemetry: bool,
+    pub(crate) parsers: InstalledParsers,
 }
 
-/// Script that prints the package's folder, whether it can send traces, then its version.
+/// Scripts that print the package's folder and whether it can send traces, and, at last, its
+/// version.
 ///
-/// It imports nothing of vLLM: a package's place is found without running it.
-const VERSION_SCRIPT: &str = "\
+/// They import nothing of vLLM: a package's place is found without running it.
+const PACKAGE_SCRIPT: &str = "\
 import importlib.metadata as m, importlib.util as u
-for folder in getattr(u.find_spec('vllm'), 'submodule_search_locations', None) or []:
+folders = list(getattr(u.find_spec('vllm'), 'submodule_search_locations', None) or [])
+for folder in folders:
     print('folder ' + folder)
 try:
     for name in ('sdk', 'exporter-otlp-proto-grpc', 'exporter-otlp-proto-http'):
         m.version('opentelemetry-' + name)
     print('opentelemetry')
 except m.PackageNotFoundError:
-    pass
-print(m.version('vllm'))";
+    pass";
+
+const VERSION_SCRIPT: &str = "print(m.version('vllm'))";
 
 /// Asks the vLLM behind `program`, first through the Python that its first line names, else by
 /// `program --version`, which says nothing of a front-end.
@@ -107,17 +113,19 @@ print(m.version('vllm'))";
 /// Takes up to 135 s.
 pub async fn probe(program: &Path) -> Result<InstalledVllm, VllmVersionError> {
     if let Some(interpreter) = read_interpreter(program) {
-        let quick = run_program(&interpreter, &[OsStr::new("-c"), OsStr::new(VERSION_SCRIPT)], QUICK_PROBE_TIMEOUT).await;
+        let script = [PACKAGE_SCRIPT, LISTING_SCRIPT, VERSION_SCRIPT].concat();
+        let quick = run_program(&interpreter, &[OsStr::new("-c"), OsStr::new(&script)], QUICK_PROBE_TIMEOUT).await;
         if let Some((output, version)) = quick.ok().and_then(|(_, output)| VllmVersion::parse(&output).map(|version| (output, version))) {
             let has_opentelemetry = output.lines().any(|line| line == "opentelemetry");
-            return Ok(InstalledVllm { version, rust_front_end: find_rust_front_end(&output), has_opentelemetry });
+            let parsers = InstalledParsers::from_output(&output);
+            return Ok(InstalledVllm { version, rust_front_end: find_rust_front_end(&output), has_opentelemetry, parsers });
         }
     }
     let (status, output) = run_program(program, &[OsStr::new("--version")], FULL_PROBE_TIMEOUT).await?;
     let unreadable =
         || VllmVersionError::Unreadable { program: program.to_owned(), status: status.clone(), last_line: last_line(&output).to_owned() };
     let version = VllmVersion::parse(&output).ok_or_else(unreadable)?;
-    Ok(InstalledVllm { version, rust_front_end: None, has_opentelemetry: false })
+    Ok(InstalledVllm { version, rust_front_end: None, has_opentelemetry: false, parsers: InstalledParsers::default() })
 }
 
 /// Rust front-end in the folders that the script printed, if there is an executable one.

@@ -4,6 +4,7 @@ use super::*;
 use crate::gpu::{Gpu, MigSlice, NvlinkTopology};
 use crate::plan::{HostResources, Plan, PlanInput, make_plan};
 use crate::vllm::EngineTraces;
+use crate::vllm::parsers::InstalledParsers;
 
 fn config(engine_args: &[&str]) -> AgentConfig {
     AgentConfig {
@@ -27,6 +28,8 @@ fn vllm() -> EngineProgram {
 
 fn planned(engine: &EngineProgram, version: Option<VllmVersion>, replica: &ReplicaPlan, config: &AgentConfig) -> Plan {
     let ground = PlanInput {
+        parsers: &InstalledParsers::Assumed,
+        rust_parsers: &InstalledParsers::Assumed,
         engine,
         version,
         rust_front_end: None,

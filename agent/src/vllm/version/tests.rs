@@ -42,7 +42,12 @@ async fn a_program_is_asked_for_its_version() {
     assert_eq!(read_interpreter(&path), None);
     assert_eq!(
         probe(&path).await.unwrap(),
-        InstalledVllm { version: VllmVersion::new(0, 32), rust_front_end: None, has_opentelemetry: false }
+        InstalledVllm {
+            version: VllmVersion::new(0, 32),
+            rust_front_end: None,
+            has_opentelemetry: false,
+            parsers: InstalledParsers::default()
+        }
     );
 }
 
