@@ -212,8 +212,16 @@ fn candidates_to_record(priced: &[CandidateCost], chosen: usize) -> Vec<usize> {
 /// open to it and shorter requests can go first.
 #[must_use]
 pub fn has_room(candidate: &Candidate) -> bool {
-    let full = candidate.kv_use > FULL_KV_USE;
+    let full = candidate.kv_use > FULL_KV_USE || excess_requests(candidate) > 0;
     candidate.pending <= MAX_PENDING_STEPS * u64::from(token_budget(candidate)) && !full
+}
+
+/// How many requests must end before the engine takes another one.
+fn excess_requests(candidate: &Candidate) -> u32 {
+    match candidate.request_limit {
+        0 => 0,
+        limit => (candidate.in_flight + 1).saturating_sub(limit),
+    }
 }
 
 fn token_budget(candidate: &Candidate) -> u32 {
@@ -269,7 +277,7 @@ impl<'a> CostModel<'a> {
             queue: clamp_seconds(rates.prefill * candidate.pending as f64 * slowness).max(candidate.overdue.min(MAX_SECONDS)),
             prefill: clamp_seconds(rates.prefill_seconds(uncached, matched) * slowness),
             steps: clamp_seconds(steps as f64 * step),
-            memory: clamp_seconds(self.memory_steps(candidate, uncached) * step),
+            memory: clamp_seconds(self.memory_steps(candidate, uncached).max(self.place_steps(candidate)) * step),
             congestion: self.congestion(matched, uncached),
             decode: clamp_seconds(DECODE_SHARE * self.output * (step + f64::from(candidate.in_flight) * slowdown)),
         }
@@ -320,6 +328,11 @@ impl<'a> CostModel<'a> {
     fn finish_after(&self, steps: f64, candidate: &Candidate, terms: &Terms) -> f64 {
         let step = candidate.rates.step_seconds(candidate.in_flight, candidate.context);
         terms.first_token() + clamp_seconds(steps * step) + FINISH_MARGIN_SECONDS
+    }
+
+    /// Steps until enough requests have ended for the engine to take this one.
+    fn place_steps(&self, candidate: &Candidate) -> f64 {
+        f64::from(excess_requests(candidate)) / f64::from(candidate.in_flight.max(1)) * self.output
     }
 
     /// Steps until a running sequence has freed enough memory.

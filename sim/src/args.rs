@@ -70,6 +70,15 @@ pub struct EngineArgs {
     /// Return `x-request-id` with every answer.
     #[arg(long)]
     pub enable_request_id_headers: bool,
+    /// Let the model decide whether it calls a tool.
+    #[arg(long)]
+    pub enable_auto_tool_choice: bool,
+    /// Take requests with tools; the name is ignored.
+    #[arg(long, value_name = "NAME")]
+    pub tool_call_parser: Option<String>,
+    /// Accepted and ignored: the model does not reason.
+    #[arg(long, value_name = "NAME")]
+    pub reasoning_parser: Option<String>,
     /// Accepted and ignored.
     #[arg(long)]
     pub disable_uvicorn_access_log: bool,

@@ -53,9 +53,7 @@ pub(super) fn choose_flags(setup: &EnginePlanSetup, place: &ReplicaContext<'_>) 
         add_graph_flags(&mut list, setup, gpu);
         add_executor_flag(&mut list, setup, place);
     }
-    if !setup.simulated {
-        add_parser_flags(&mut list, setup.parsers.of(place.front_end));
-    }
+    add_parser_flags(&mut list, setup.parsers.of(place.front_end));
     add_reporting_flags(&mut list);
     add_traces_flag(&mut list, setup, place.front_end);
     list.choices

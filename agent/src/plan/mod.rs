@@ -88,7 +88,7 @@ pub fn make_plan(ground: &PlanInput<'_>, config: &AgentConfig) -> Result<Plan, P
         check_model_path(&config.model)?;
         ModelFacts::read(&config.model, &setup.arguments, ground.downloads)
     };
-    let parsers = choose_parsers(ground, config, &setup, &model);
+    let parsers = if setup.simulated { setup.parsers.clone() } else { choose_parsers(ground, config, &setup, &model) };
     plan_for_model(ground, config, EnginePlanSetup { parsers, ..setup }, model)
 }
 

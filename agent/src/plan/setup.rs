@@ -78,6 +78,11 @@ impl PlannedParsers {
         Self { python: ModelParsers::without(because), rust: ModelParsers::without(because) }
     }
 
+    fn simulated() -> Self {
+        let parsers = ModelParsers { tools: Ok("hermes"), reasoning: Err("the simulated engine does not reason".to_owned()) };
+        Self { python: parsers.clone(), rust: parsers }
+    }
+
     pub(super) fn of(&self, front_end: FrontEndInUse) -> &ModelParsers {
         match front_end {
             FrontEndInUse::Python => &self.python,
@@ -118,7 +123,10 @@ impl EnginePlanSetup {
             kv_events: config.kv_events,
             drain_timeout: config.drain_timeout,
             traces: EngineTraces::Unasked,
-            parsers: PlannedParsers::without("the model was not read"),
+            parsers: match engine {
+                EngineProgram::Simulated { .. } => PlannedParsers::simulated(),
+                EngineProgram::Vllm { .. } => PlannedParsers::without("the model was not read"),
+            },
         }
     }
 

@@ -38,6 +38,9 @@ pub struct Candidate {
     pub kv_use: f64,
     /// Most tokens of a step; 0 if unknown, which counts as [`super::DEFAULT_TOKEN_BUDGET`].
     pub budget: u32,
+    /// Most requests that the engine takes at once, running or waiting; it refuses others. 0 if it
+    /// takes any number, or that is unknown.
+    pub request_limit: u32,
     /// Seconds that the oldest request there is overdue; 0 if none is.
     pub overdue: f64,
     pub rates: Rates,
@@ -73,7 +76,8 @@ pub struct Terms {
     /// `max(1, ceil((pending + u)/budget))·t`: the share of each step on the way that the decoded
     /// sequences take.
     pub steps: f64,
-    /// Wait for memory: 0 if `held + u + output ≤ capacity`, else `ceil(excess·n/held)/n·output·t`,
+    /// Wait for memory, or for a place if the engine refuses more requests, whichever is longer:
+    /// steps until one of `n` running sequences has ended. For memory 0 if `held + u + output ≤ capacity`, else `ceil(excess·n/held)/n·output·t`,
     /// and `output·t` at most, with `n = max(1, in_flight)`.
     ///
     /// `held` is the part of the KV cache that running sequences hold: `context`, or

@@ -22,9 +22,17 @@ pub(super) struct Attempts {
 }
 
 impl Attempts {
-    /// Whether the request was never sent and may go to any replica.
-    pub(super) fn is_first(&self) -> bool {
-        self.policy.attempts() == 0 && self.tried.is_empty()
+    /// Whether the request may go to any replica, so that it may wait for its turn: it was never
+    /// sent, or only to full engines.
+    pub(super) fn may_wait(&self) -> bool {
+        self.policy.is_untried_or_full() && self.tried.is_empty()
+    }
+
+    /// Opens the replica again that was full, if the request has come no further.
+    pub(super) fn return_to_queue(&mut self) {
+        if self.tried.len() == 1 {
+            self.tried.clear();
+        }
     }
 }
 

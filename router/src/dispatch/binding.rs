@@ -53,8 +53,8 @@ impl Dispatch {
             };
             let tried = confined.as_ref().map_or(tried, |confined| confined.closed.as_slice());
             if clearance == Clearance::Free {
-                let bound = if attempts.is_first() && tried.is_empty() {
-                    self.bind_first_attempt(prompt, outgoing).await?
+                let bound = if attempts.may_wait() && tried.is_empty() {
+                    self.bind_in_turn(prompt, outgoing, attempts).await?
                 } else {
                     // A confined tenant's retry waits in its engine: it has no turn for other
                     // replicas.
@@ -92,9 +92,14 @@ impl Dispatch {
         }
     }
 
-    /// A replica for the first attempt, once one has come, has room, and it is the request's turn.
-    /// `None` if there is no replica and none is expected.
-    async fn bind_first_attempt(&self, prompt: &Arc<Prompt>, outgoing: &mut OutboundRequest) -> Result<Option<Binding>, Refusal> {
+    /// A replica, once one has come, has room, and it is the request's turn. `None` if there is no
+    /// replica and none is expected.
+    async fn bind_in_turn(
+        &self,
+        prompt: &Arc<Prompt>,
+        outgoing: &mut OutboundRequest,
+        attempts: &Attempts,
+    ) -> Result<Option<Binding>, Refusal> {
         let queue_slot = outgoing.queue_slot.take();
         let mut chosen = self.placer.choose(prompt, &[], Instant::now());
         if chosen.is_none() {
@@ -109,7 +114,8 @@ impl Dispatch {
             weight: outgoing.queue_share.weight,
             uncached_tokens: chosen.as_ref().map_or(prompt.token_count(), ChosenReplica::uncached_tokens),
             output_tokens: chosen.as_ref().map_or(0, |chosen| tokens(chosen.expected_output_tokens)),
-            queued_at: self.fleet.view().seconds(since),
+            // Whoever comes back from a full engine goes before those that came later.
+            queued_at: self.fleet.view().seconds(if attempts.policy.attempts() == 0 { since } else { outgoing.received_at }),
         };
         // A request that only one engine can answer overtakes the queue: it ends a generation,
         // costs nothing, or waits in that engine.

@@ -95,8 +95,8 @@ impl Dispatch {
     /// Sends the request where it will be answered soonest, and retries within the retry budgets.
     ///
     /// An attempt lost before a byte has reached the client is repeated elsewhere at most twice,
-    /// and one answered with 500 once. One answered with 503 is repeated wherever there may be
-    /// room. A request that crashes engines is refused.
+    /// and one answered with 500 once. One answered with 503 waits for its turn again, at most
+    /// seven times. A request that crashes engines is refused.
     ///
     /// # Errors
     /// If no engine can give an answer. An engine's own refusal counts as an answer.
@@ -151,7 +151,9 @@ impl Dispatch {
             let (replica, attempt) = self.attempt_with_failover(bound, context).await?;
             let end = attempt_end(&attempt, &replica, crash_watch);
             let step = attempts.policy.end_attempt(end);
-            if step == NextStep::TryAgain && end != AttemptEnd::Failed {
+            if end == AttemptEnd::Full && self.learn_request_limit(&replica) {
+                attempts.return_to_queue();
+            } else if step == NextStep::TryAgain && end != AttemptEnd::Failed {
                 self.fleet.view().avoid(&replica, Instant::now());
             }
             match attempt {
@@ -172,6 +174,19 @@ impl Dispatch {
             }
             crash_watch.end_trial();
         }
+    }
+
+    /// Learns from a refusal how many requests an engine takes at once. `false` if it has no others,
+    /// and so will not take this one later either.
+    fn learn_request_limit(&self, replica: &Replica) -> bool {
+        let (local, engine) = (&replica.local_load, &replica.load.engine);
+        // The refused request is still counted here. The engine's own count is older.
+        let sent = local.in_flight().saturating_sub(1).saturating_add(replica.load.in_flight_elsewhere);
+        let others = if sent > 0 { sent } else { engine.running.saturating_add(engine.waiting) };
+        if others > 0 && replica.state.request_limit == 0 {
+            local.learn_request_limit(others, self.fleet.view().seconds(Instant::now()));
+        }
+        others > 0
     }
 
     /// Waits for a candidate during the router's startup grace, so a restart delays clients briefly

@@ -54,6 +54,11 @@ impl RetryPolicy {
         self.attempts += 1;
     }
 
+    /// Whether no attempt was made, or the last one found its engine full.
+    pub(super) fn is_untried_or_full(&self) -> bool {
+        matches!(self.last, None | Some(AttemptEnd::Full)) && self.attempts == self.full
+    }
+
     /// Whether another attempt is allowed, if the retry budget pays for it.
     pub(super) fn allows_attempt(&self) -> bool {
         let most = if self.last == Some(AttemptEnd::Full) { MAX_ATTEMPTS_WHEN_FULL } else { MAX_ATTEMPTS };

@@ -22,6 +22,9 @@ pub(crate) struct LocalLoad {
     context_tokens: AtomicU64,
     /// Until when the replica is avoided, in milliseconds of the router's clock.
     pub(super) avoided_until: AtomicU64,
+    /// The learned limit of requests, in the lower half, and until when it holds, in seconds of the
+    /// router's clock.
+    learned_limit: AtomicU64,
     learner: Mutex<RateLearner>,
     /// A copy of the learner's results that is read without its lock. Its parts may be of two
     /// moments, which is harmless.
@@ -35,6 +38,19 @@ pub(crate) struct LocalLoad {
     /// How the replica's streams leave it. Kept here because a view copies each replica whenever
     /// that reports.
     pub(crate) stream_moves: StreamMoves,
+}
+
+/// How long a learned limit holds before the engine is asked again: another tenant's long prompts
+/// may have caused the refusal.
+const LEARNED_LIMIT_SECONDS: f64 = 30.0;
+
+#[expect(clippy::cast_possible_truncation, reason = "the half is what is asked for")]
+const fn lower_half(both: u64) -> u32 {
+    both as u32
+}
+
+const fn upper_half(both: u64) -> u32 {
+    lower_half(both >> 32)
 }
 
 /// An approximate prefix slot, given back when it is dropped.
@@ -65,6 +81,7 @@ impl Default for LocalLoad {
             pending_tokens: AtomicU64::new(0),
             context_tokens: AtomicU64::new(0),
             avoided_until: AtomicU64::new(0),
+            learned_limit: AtomicU64::new(0),
             learner: Mutex::new(RateLearner::new(Rates::default())),
             learned_bits: Default::default(),
             unanswered: Mutex::default(),
@@ -100,6 +117,25 @@ impl LocalLoad {
         unanswered.due_times.insert(due);
         self.update_earliest_due(&unanswered);
         InFlight { load: self.clone(), cost, due: Some(due), in_flight_blocks: Some(pledge) }
+    }
+
+    /// Most requests that the engine takes at once: `stated` by its flags, else learned from its
+    /// last refusal; 0 if neither says. `now` is in seconds of the router's clock.
+    #[inline]
+    #[must_use]
+    pub(crate) fn request_limit(&self, stated: u32, now: f64) -> u32 {
+        // Most engines have never refused a request, and every placement checks every replica.
+        match self.learned_limit.load(Ordering::Relaxed) {
+            learned if stated == 0 && learned > 0 && f64::from(upper_half(learned)) > now => lower_half(learned),
+            _ => stated,
+        }
+    }
+
+    /// Learns that the engine refused a request beside so many others.
+    pub(crate) fn learn_request_limit(&self, others: u32, now: f64) {
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a router runs for fewer than 2^32 seconds")]
+        let until = (now + LEARNED_LIMIT_SECONDS) as u32;
+        self.learned_limit.store(u64::from(until) << 32 | u64::from(others), Ordering::Relaxed);
     }
 
     #[must_use]

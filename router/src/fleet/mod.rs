@@ -28,7 +28,7 @@ pub(crate) use fleet_writer::Fleet;
 pub(crate) use index_writer::CacheReportQueue;
 pub(crate) use job::Job;
 pub(crate) use local_load::{InFlight, InFlightCost, LocalLoad};
-pub(crate) use replica_status::{EngineLaunch, Model, Phase};
+pub(crate) use replica_status::{EngineLaunch, Model, Phase, is_flag};
 pub(crate) use session::{SessionDeps, attach, job_message};
 pub(crate) use stream_moves::MoveTurn;
 pub(crate) use view::{FleetView, Node, Replica};

@@ -78,6 +78,35 @@ pub(crate) struct EngineLaunch {
     pub missing_routes: Vec<String>,
 }
 
+impl EngineLaunch {
+    pub(crate) fn has_flag(&self, name: &str) -> bool {
+        self.flags.iter().any(|flag| is_flag(flag, name))
+    }
+
+    /// Most requests that the engine takes at once; 0 if its flags do not say.
+    pub(crate) fn request_limit(&self) -> u32 {
+        let name = "--max-num-queued-reqs";
+        let behind =
+            self.flags.iter().find_map(|flag| flag.split_once('=').filter(|(flag, _)| is_flag(flag, name)).map(|(_, value)| value));
+        let next = || self.flags.windows(2).find(|pair| is_flag(&pair[0], name)).map(|pair| pair[1].as_str());
+        behind.or_else(next).and_then(|value| value.parse().ok()).unwrap_or_default()
+    }
+
+    /// Whether the engine refuses requests in which the model may call tools. gpt-oss and models with
+    /// Mistral's own tokenizer have a parser without a flag.
+    pub(crate) fn refuses_tools(&self) -> bool {
+        let is_parsed_unasked = |flag: &String| flag.contains("gpt-oss") || flag.contains("stral");
+        !self.has_flag("--tool-call-parser") && !self.has_flag("--config") && !self.flags.iter().any(is_parsed_unasked)
+    }
+}
+
+/// Whether an argument is the flag of this name, in either spelling, with or without its value or a
+/// part of it (`--flag.part`).
+pub(crate) fn is_flag(argument: &str, name: &str) -> bool {
+    let flag = argument.split_once(['=', '.']).map_or(argument, |(flag, _)| flag).as_bytes();
+    flag.len() == name.len() && flag.iter().map(|byte| if *byte == b'_' { b'-' } else { *byte }).eq(name.bytes())
+}
+
 /// The rarely changing state of a replica.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct ReplicaStatus {
@@ -101,6 +130,8 @@ pub(crate) struct ReplicaStatus {
     pub engine_socket: String,
     /// Most tokens that the engine computes in one step; 0 when unknown.
     pub token_budget: u32,
+    /// Most requests that the engine takes at once, by its flags; 0 if they do not say.
+    pub request_limit: u32,
     /// Tokens per cached block; 0 before one was cached.
     pub block_tokens: u32,
     /// How the replica's cache is searched; `None` if its agent does not know exactly which blocks

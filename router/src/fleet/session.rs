@@ -418,7 +418,9 @@ fn parse_replica(report: wire::ReplicaReport) -> ReplicaChange {
 
 fn parse_status(state: &wire::ReplicaState) -> ReplicaStatus {
     let (files, watch) = (state.prompt_files.as_ref(), state.cache.as_ref());
+    let launch = state.launch.as_ref().map(parse_launch);
     ReplicaStatus {
+        request_limit: launch.as_ref().map_or(0, EngineLaunch::request_limit),
         phase: parse_phase(state.phase()),
         reason: state.reason.clone(),
         start_left: Some(state.progress.as_ref().map_or(state.returns_in_seconds, |progress| progress.seconds_left))
@@ -427,7 +429,7 @@ fn parse_status(state: &wire::ReplicaState) -> ReplicaStatus {
         models: state.models.iter().map(|model| Model::new(model.id.clone(), model.card.clone())).collect(),
         files: files.and_then(files_hash),
         files_bytes: files.map_or(0, |files| files.bytes),
-        launch: state.launch.as_ref().map(parse_launch),
+        launch,
         engine_socket: state.engine_socket.clone(),
         token_budget: state.token_budget,
         block_tokens: watch.map_or(0, |watch| watch.block_size),

@@ -42,6 +42,10 @@ pub(super) struct Peek {
     pub(super) previous_response_id: Option<String>,
     /// Whether the answer must follow a schema or a grammar.
     pub(super) is_guided: bool,
+    /// Whether the body has tools.
+    pub(super) has_tools: bool,
+    /// Whether the body says that no tool may be called.
+    pub(super) forbids_tools: bool,
     /// Whether the body has messages, as chats do.
     pub(super) is_chat: bool,
     /// Whether the body has a prompt, even as embeddings, as completions do.
@@ -127,7 +131,12 @@ impl<'de> Visitor<'de> for PeekVisitor<'_> {
                 "response_format" => peek.is_guided |= typed_value::<ResponseFormat, _>(&mut map)?.is_some_and(|format| format.is_guided()),
                 "text" => peek.is_guided |= typed_value::<ResponsesTextOptions, _>(&mut map)?.is_some_and(|text| text.format.is_guided()),
                 // If a tool must be called, the engine makes a schema of the tools.
-                "tool_choice" => peek.is_guided |= requires_tool(map.next_value::<&RawValue>()?.get()),
+                "tool_choice" => {
+                    let choice = map.next_value::<&RawValue>()?.get();
+                    peek.is_guided |= requires_tool(choice);
+                    peek.forbids_tools = choice == r#""none""# || (choice.starts_with('{') && choice.contains(r#""none""#));
+                }
+                "tools" => peek.has_tools = !matches!(map.next_value::<&RawValue>()?.get(), "null" | "[]"),
                 "structured_outputs" | "guided_json" | "guided_regex" | "guided_choice" | "guided_grammar" => {
                     peek.is_guided |= map.next_value::<&RawValue>()?.get() != "null";
                 }

@@ -5,6 +5,7 @@ use hostler_api::{self as api, Route};
 use hostler_proto::lane::RequestHead;
 use http::Method;
 use std::ops::Range;
+use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::body_format::BodyFormat;
@@ -22,6 +23,7 @@ use super::work_estimate::{charged_answers, estimate_tokens, estimate_work, outp
 use crate::access_log::{AccessEntry, client_id};
 use crate::admission::{LimitExceeded, Permit, UsageEstimate};
 use crate::dispatch::{Answer, ExternalPlacement, OutboundRequest, Refusal, Work};
+use crate::fleet::{EngineLaunch, Replica};
 use crate::keys::{Caller, Role};
 use crate::placement::{OutputBounds, PlacementRequest};
 use crate::response_affinity::{ResponseRecorder, ResponseReference};
@@ -109,7 +111,6 @@ impl Edge {
     pub(crate) fn prepare(&self, inbound: InboundRequest) -> Result<Prepared, Rejection> {
         let InboundRequest { method, path, headers, body, reservation, caller, log_entry: entry, received_at: begun } = inbound;
         let content = BodyFormat::from_headers(&headers);
-        content.check_value_count(&body).map_err(Rejection::Malformed)?;
         let mut peek = peek_body(content, &body, self.needs_readable_body(content, &caller)).map_err(Rejection::Malformed)?;
         let asked = Route::of(path.path());
         let route = invocation::effective_route(asked, &peek);
@@ -122,6 +123,7 @@ impl Edge {
             return Err(Rejection::Forbidden(priority_refused_message(&caller)));
         }
         peek.model = named.or(peek.model);
+        self.check_tools(route, &peek).map_err(Rejection::Malformed)?;
         self.check_media(content, &body, &entry)?;
         let plain = UnsaltedRequest { tenant: caller.owner(), route, content, body: &body, peek: &peek };
         let salted = match &self.isolation {
@@ -189,6 +191,27 @@ impl Edge {
             received_at: begun,
         });
         Ok((outgoing, permit))
+    }
+
+    /// Checks that an engine of the model reads its calls, if the model may make some. Engines name
+    /// flags in their refusal, which clients cannot set.
+    fn check_tools(&self, route: Route, peek: &Peek) -> Result<(), String> {
+        if !peek.has_tools || peek.forbids_tools || !matches!(route, Route::ChatCompletions | Route::Messages) {
+            return Ok(());
+        }
+        let view = self.dispatch.fleet.view();
+        let model = peek.model.as_deref().filter(|model| !model.is_empty());
+        let mut serving = view.replicas.iter().filter(|replica| replica.serves(model)).peekable();
+        let refuses = |replica: &Arc<Replica>| replica.state.launch.as_ref().is_some_and(EngineLaunch::refuses_tools);
+        if serving.peek().is_none() || !serving.all(refuses) {
+            return Ok(());
+        }
+        Err(format!(
+            "the engines of {} read no tool calls: send the request without `tools` or with `\"tool_choice\": \"none\"`; where the model \
+             has tools, its operator gives the engines `--enable-auto-tool-choice --tool-call-parser NAME` (`hostler plan` says why they \
+             have none)",
+            model.unwrap_or("this model")
+        ))
     }
 
     /// Checks the id that a caller has chosen for the response.
@@ -267,6 +290,7 @@ fn priority_refused_message(caller: &Caller) -> String {
 /// Reads the fields of a body. Engines judge bodies of other types, and faults of this one unless
 /// permissions depend on it.
 fn peek_body(content: BodyFormat<'_>, body: &Bytes, depends: bool) -> Result<Peek, String> {
+    content.check_value_count(body)?;
     match content {
         _ if body.is_empty() => Ok(Peek::default()),
         BodyFormat::Other => Ok(Peek::default()),

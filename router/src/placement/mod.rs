@@ -418,6 +418,7 @@ fn candidate(view: &FleetView, replica: &Replica, now: Instant, seconds: f64) ->
         capacity: kv_capacity_tokens(replica),
         kv_use: load.engine.kv_use,
         budget: replica.state.token_budget,
+        request_limit: local.request_limit(replica.state.request_limit, seconds),
         overdue: local.overdue_seconds(seconds),
         rates: Rates::default(),
         time_left: replica.seconds_until_leaving(now),

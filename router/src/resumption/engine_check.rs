@@ -27,20 +27,13 @@ const FLAGS_OF_ALL: [&str; 4] = ["--config", "--skip-tokenizer-init", "--enable-
 /// The reason why not.
 pub(crate) fn check_engine(launch: Option<&EngineLaunch>, api: StreamApi) -> Result<(), NotResumed> {
     let launch = launch.ok_or(NotResumed::Engine)?;
-    let has = |names: &[&str]| launch.flags.iter().any(|flag| names.iter().any(|name| is_flag(flag, name)));
+    let has = |names: &[&str]| names.iter().any(|name| launch.has_flag(name));
     if has(&FLAGS_OF_ALL) {
         return Err(NotResumed::Engine);
     }
     let parses_chats =
         || has(&FLAGS_OF_CHATS) || launch.flags.iter().any(|flag| flag.contains(WORD_OF_CHATS) || flag.contains(PARSED_FAMILY));
     if api == StreamApi::Chat && parses_chats() { Err(NotResumed::Parser) } else { Ok(()) }
-}
-
-/// Whether an argument is the flag of this name, in either spelling, with or without its value or a
-/// part of it (`--flag.part`).
-pub(super) fn is_flag(argument: &str, name: &str) -> bool {
-    let flag = argument.split_once(['=', '.']).map_or(argument, |(flag, _)| flag).as_bytes();
-    flag.len() == name.len() && flag.iter().map(|byte| if *byte == b'_' { b'-' } else { *byte }).eq(name.bytes())
 }
 
 #[cfg(test)]

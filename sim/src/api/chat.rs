@@ -50,7 +50,7 @@ pub(super) struct ChatAnswer {
 pub(super) async fn start_chat(api: &Api, fields: &Fields<'_>, id: String) -> Result<ChatAnswer, ApiError> {
     let mut options = Options::read(fields, api, TokenLimit::Chat)?;
     let chooses = api.args.sim_call_tools && !ends_with_a_result(fields.messages);
-    let tool_call = ToolCall::parse(fields.tools, fields.tool_choice, chooses)?;
+    let tool_call = ToolCall::parse(fields.tools, fields.tool_choice, (&api.args, chooses))?;
     options.structured = tool_call.as_ref().map(ToolCall::output).or(options.structured);
     let tokens = chat_prompt(fields)?;
     let limit = options.limit(&api.args, tokens.len())?;

@@ -42,7 +42,7 @@ pub(crate) async fn responses(api: &Api, body: &[u8], request_id: Option<&str>) 
     let ChatTools { tools, choice } = ChatTools::read(&fields)?;
     let messages = messages(&fields)?;
     let chooses = api.args.sim_call_tools && !ends_with_a_result(Some(&messages));
-    let tool_call = ToolCall::parse(tools.as_deref(), choice.as_deref(), chooses)?;
+    let tool_call = ToolCall::parse(tools.as_deref(), choice.as_deref(), (&api.args, chooses))?;
     options.structured = tool_call.as_ref().map(ToolCall::output).or(options.structured);
     let tokens = messages_prompt("input", Some(&messages), tools.as_deref(), Ending::AnswerStart)?;
     let limit = options.limit(&api.args, tokens.len())?;

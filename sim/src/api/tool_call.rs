@@ -4,6 +4,7 @@
 //! Its tokens are the function's name and the arguments, as the chat template writes them when the
 //! call comes back in the next request.
 
+use http::StatusCode;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
@@ -11,6 +12,7 @@ use serde_json::{Value, json};
 use super::errors::{ApiError, json_string};
 use super::fields::typed;
 use super::random_id;
+use crate::args::EngineArgs;
 use crate::mailbox::Finish;
 use crate::structured::{StructuredOutput, call_head};
 use crate::tokens::{Detokenizer, decode, push_escaped};
@@ -67,16 +69,44 @@ struct NamedChoice {
     name: String,
 }
 
+/// Refuses a choice of tools for which the engine has no parser, as vLLM does.
+fn check_parser(choice: &Choice, args: &EngineArgs) -> Result<(), ApiError> {
+    let has_parser = args.tool_call_parser.is_some();
+    let refused = |message: &str| Err(ApiError::refused(None, message));
+    match choice {
+        Choice::Mode(mode) if mode == "none" => Ok(()),
+        _ if args.sim_rust_front_end && !has_parser => Err(ApiError {
+            status: StatusCode::INTERNAL_SERVER_ERROR,
+            kind: "server_error",
+            param: None,
+            message: "failed to submit chat request: tool parsing is disabled by frontend configuration".to_owned(),
+        }),
+        Choice::Mode(mode) if mode == "auto" && !args.sim_rust_front_end && !(has_parser && args.enable_auto_tool_choice) => {
+            refused("\"auto\" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set")
+        }
+        _ if has_parser => Ok(()),
+        Choice::Mode(mode) => refused(&format!("tool_choice=\"{mode}\" requires --tool-call-parser to be set")),
+        Choice::Named { function } => refused(&format!("tool_choice=function \"{}\" requires --tool-call-parser to be set", function.name)),
+    }
+}
+
 impl ToolCall {
     /// Call that a request demands, or that a model with `chooses` makes if it may.
     ///
     /// `None` without a call.
-    pub(crate) fn parse(tools: Option<&RawValue>, choice: Option<&RawValue>, chooses: bool) -> Result<Option<Self>, ApiError> {
+    pub(crate) fn parse(
+        tools: Option<&RawValue>,
+        choice: Option<&RawValue>,
+        (args, chooses): (&EngineArgs, bool),
+    ) -> Result<Option<Self>, ApiError> {
         let tools: Option<Vec<Tool>> = typed("tools", tools, "list_type", "Input should be a valid list")?;
         let choice: Option<Choice> = typed("tool_choice", choice, "value_error", "Invalid value for `tool_choice`")?;
         let tools = tools.filter(|tools| !tools.is_empty());
         let choice = choice.unwrap_or_else(|| Choice::Mode("auto".to_owned()));
         let is_named = matches!(choice, Choice::Named { .. });
+        if tools.is_some() {
+            check_parser(&choice, args)?;
+        }
         if matches!(&choice, Choice::Mode(mode) if mode == "none" || mode == "auto" && (!chooses || tools.is_none())) {
             return Ok(None);
         }
@@ -147,4 +177,30 @@ pub(super) fn reason(tool_call: Option<&ToolCall>, finish: Finish) -> &'static s
 
 fn utf8(bytes: Vec<u8>) -> String {
     String::from_utf8(bytes).expect("the detokenizer writes whole characters")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tools_need_a_parser_as_in_vllm() {
+        let refusal = |flags: &[&str], choice: &str| {
+            let flags: Vec<String> = flags.iter().map(|flag| (*flag).to_owned()).collect();
+            let choice: Choice = serde_json::from_str(choice).unwrap();
+            check_parser(&choice, &EngineArgs::from_flags(&flags)).err().map(|error| (error.status.as_u16(), error.message))
+        };
+        let refused = |message: &str| Some((400, message.to_owned()));
+        let (auto, required, named) = (r#""auto""#, r#""required""#, r#"{"type":"function","function":{"name":"f"}}"#);
+        let auto_refused = refused(r#""auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set"#);
+        assert_eq!(refusal(&[], auto), auto_refused);
+        assert_eq!(refusal(&["--tool-call-parser", "hermes"], auto), auto_refused);
+        assert_eq!(refusal(&["--tool-call-parser", "hermes", "--enable-auto-tool-choice"], auto), None);
+        assert_eq!(refusal(&[], required), refused(r#"tool_choice="required" requires --tool-call-parser to be set"#));
+        assert_eq!(refusal(&[], named), refused(r#"tool_choice=function "f" requires --tool-call-parser to be set"#));
+        assert_eq!(refusal(&["--tool-call-parser", "hermes"], named), None);
+        assert_eq!(refusal(&[], r#""none""#), None);
+        assert_eq!(refusal(&["--sim-rust-front-end"], auto).unwrap().0, 500);
+        assert_eq!(refusal(&["--sim-rust-front-end", "--tool-call-parser", "hermes"], auto), None);
+    }
 }

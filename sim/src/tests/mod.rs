@@ -130,6 +130,8 @@ fn engine_flags(socket: &std::path::Path, flags: &[&str]) -> Vec<String> {
             all.extend([flag.to_owned(), value.to_owned()]);
         }
     }
+    // As an agent's plan gives them.
+    all.extend(["--enable-auto-tool-choice", "--tool-call-parser", "hermes"].map(str::to_owned));
     all.extend(flags.iter().map(|flag| (*flag).to_owned()));
     all
 }

@@ -226,3 +226,21 @@ async fn a_full_engines_refusal_is_hidden_while_others_have_room() {
     })
     .await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn engines_that_bound_their_queue_refuse_nothing() {
+    let fleet = Fleet::start(Setup::agents(2).engine("--max-num-seqs 8 --max-num-queued-reqs 16")).await;
+    let clients = (0..120).map(|number| {
+        let edge = fleet.edge();
+        async move {
+            for _ in 0..5 {
+                let body = if number % 2 == 0 { chat(8) } else { chat_stream(8) };
+                let answer = edge.post(CHAT, &body).await;
+                assert_eq!(answer.status, 200, "{}", answer.text());
+            }
+        }
+    });
+    soon("all answers", futures_util::future::join_all(clients)).await;
+    let served: u64 = [fleet.replica("n0/0").await.served, fleet.replica("n1/0").await.served].iter().sum();
+    assert_eq!(served, 600, "each was sent once");
+}

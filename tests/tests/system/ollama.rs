@@ -154,7 +154,7 @@ async fn the_fleets_models_are_listed_shown_and_running() {
         assert_eq!(names, ["large/v2", "shared"], "{path}: {list}");
     }
     let shown = edge.post("/api/show", &json!({"model": "large/v2:latest"})).await.json();
-    assert_eq!((&shown["model_info"]["vllm.context_length"], &shown["capabilities"]), (&json!(4096), &json!(["completion"])));
+    assert_eq!((&shown["model_info"]["vllm.context_length"], &shown["capabilities"]), (&json!(4096), &json!(["completion", "tools"])));
     assert_eq!(edge.post("/api/show", &json!({"name": "shared"})).await.status, 200, "the older name of the field");
     let missing = edge.post("/api/show", &json!({"model": "none"})).await;
     assert_eq!(missing.status.as_u16(), 404);

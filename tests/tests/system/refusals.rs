@@ -9,7 +9,7 @@ use bytes::Bytes;
 use hostler_proto::agent::v1::Phase;
 use http::Request;
 use http_body_util::Full;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -259,4 +259,22 @@ async fn a_full_router_refuses_until_it_has_room() {
     .await;
     drop(second);
     fleet.until_idle().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_chat_with_tools_learns_that_no_engine_reads_calls() {
+    let fleet = Fleet::start(Setup::agents(1).engine("--enable-auto-tool-choice")).await;
+    let tool = json!({"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}});
+    let ask = async |choice: Value| {
+        let mut body = chat(1);
+        body["tools"] = json!([tool]);
+        body["tool_choice"] = choice;
+        fleet.edge().post(CHAT, &body).await
+    };
+    for choice in [json!("auto"), json!("required"), Value::Null] {
+        let answer = ask(choice).await;
+        assert_eq!(answer.status, 400, "{}", answer.text());
+        assert!(answer.message().contains("--tool-call-parser NAME"), "{}", answer.message());
+    }
+    assert_eq!(ask(json!("none")).await.status, 200);
 }

@@ -190,3 +190,19 @@ fn engines_send_traces_or_the_plan_says_why_not() {
         assert!(choice.because.contains(words), "{}", choice.because);
     }
 }
+
+#[test]
+fn the_users_own_parser_is_enabled_and_kept() {
+    let of = |given: &str, tools: Result<&'static str, String>| {
+        let mut setup = setup(32, Profile::Throughput, given);
+        setup.parsers.python = ModelParsers { tools, reasoning: Ok("qwen3") };
+        let words = line(&setup, None, 1, PYTHON);
+        words.strip_prefix("--shutdown-timeout 30 --enforce-eager").unwrap().trim().to_owned()
+    };
+    let none = || Err("its chat template has no tools".to_owned());
+    assert_eq!(of("", Ok("hermes")), "--enable-auto-tool-choice --tool-call-parser hermes --reasoning-parser qwen3");
+    assert_eq!(of("", none()), "--reasoning-parser qwen3");
+    assert_eq!(of("--tool-call-parser mine --reasoning-parser mine", none()), "--enable-auto-tool-choice");
+    assert_eq!(of("--no-enable-auto-tool-choice", Ok("hermes")), "--reasoning-parser qwen3");
+    assert_eq!(of("--tool-parser-plugin mine.py --reasoning-config {}", Ok("hermes")), "");
+}

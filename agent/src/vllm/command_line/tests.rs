@@ -139,7 +139,8 @@ fn the_simulated_engine_is_this_program_with_the_same_socket() {
     for (model, expected) in [("", SIMULATED_MODEL), ("org/model", "org/model")] {
         let config = AgentConfig { model: model.to_owned(), ..config(&["--step", "5ms"]) };
         let line = line(&engine, None, &on_cpu(), &config).unwrap();
-        let serve = format!("/opt/hostler sim engine {expected} --uds /run/h/ab/e1/engine.sock{FLAGS}{EVENTS} --step 5ms");
+        let parser = "--enable-auto-tool-choice --tool-call-parser hermes";
+        let serve = format!("/opt/hostler sim engine {expected} --uds /run/h/ab/e1/engine.sock {parser}{FLAGS}{EVENTS} --step 5ms");
         assert!(shown(&line).ends_with(&serve), "{}", shown(&line));
     }
 }

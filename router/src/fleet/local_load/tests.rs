@@ -40,3 +40,12 @@ fn learned_rates_are_read_back() {
     }
     assert!(own.learned().rates.step > Rates::default().step, "{:?}", own.learned());
 }
+
+#[test]
+fn a_stated_limit_counts_and_a_learned_one_expires() {
+    let own = LocalLoad::default();
+    assert_eq!((own.request_limit(0, 5.0), own.request_limit(16, 5.0)), (0, 16));
+    own.learn_request_limit(12, 5.0);
+    assert_eq!((own.request_limit(0, 6.0), own.request_limit(16, 6.0)), (12, 16));
+    assert_eq!(own.request_limit(0, 5.0 + LEARNED_LIMIT_SECONDS), 0);
+}

@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::super::engine_check::is_flag;
-use crate::fleet::EngineLaunch;
+use crate::fleet::{EngineLaunch, is_flag};
 use crate::resume_tier::NotResumed;
 
 /// Flags with which nobody can tell how an engine was started, or the form of its streams.
