@@ -66,7 +66,7 @@ pub fn decide(entry: &FleetEntry, observation: &Observation, memory: &Memory, no
         }
     }
     let missing = count_places(&stages, wanted, |job| memory.record(job).is_due).saturating_sub(stages.coming());
-    let parts = memory.allow_submission(missing, (entry.most_nodes(), stages.coming()), now);
+    let parts = memory.allow_submission(missing, (entry, stages.coming()), now);
     if parts > 0 {
         memory.note_submission(parts, observation.form, now);
         actions.push(Action::Submit { parts: u32::try_from(parts).expect("entries have 1000 nodes at most") });

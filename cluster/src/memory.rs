@@ -236,7 +236,7 @@ impl Memory {
     /// a quarter of an hour. Zero if it may now.
     #[must_use]
     pub fn submission_delay(&self, entry: &FleetEntry, now: SystemTime) -> Duration {
-        self.pace.delay(entry.most_nodes(), now)
+        self.pace.delay(entry, now)
     }
 
     /// Time left until submissions continue after the last failure.
@@ -337,8 +337,8 @@ impl Memory {
 
     /// How many of `missing` jobs to submit now, without repeating a submission or causing a storm.
     ///
-    /// `nodes` is the entry's largest size, and `coming` the number of jobs on their way.
-    pub(crate) fn allow_submission(&self, missing: usize, (nodes, coming): (usize, usize), now: SystemTime) -> usize {
+    /// `coming` is the number of jobs on their way.
+    pub(crate) fn allow_submission(&self, missing: usize, (entry, coming): (&FleetEntry, usize), now: SystemTime) -> usize {
         let may_submit =
             self.submission.is_none() && !self.is_recovering() && self.failures.pause(now).is_none() && !self.failures.is_final();
         let most = match self.failures.is_probing() {
@@ -346,7 +346,7 @@ impl Memory {
             true => 1_usize.saturating_sub(coming),
             false => missing,
         };
-        self.pace.allowed(missing.min(most), nodes, now)
+        self.pace.allowed(missing.min(most), entry, now)
     }
 
     pub(crate) fn note_submission(&mut self, parts: usize, form: u64, now: SystemTime) {

@@ -79,12 +79,10 @@ pub(crate) async fn watch(advised: AdvisedReplica<'_>, gpus: impl Fn() -> Vec<Gp
 
 /// The facts about this life that the engine itself has reported.
 fn runtime_facts(status: &EngineStatus) -> RuntimeFacts {
-    let card =
-        |card: &crate::engine::ModelCard| serde_json::from_slice::<serde_json::Value>(&card.raw).ok()?.get("max_model_len")?.as_u64();
     RuntimeFacts {
         python: status.front_end == FrontEndInUse::Python,
         eager: status.facts.eager,
-        max_model_len: status.facts.max_model_len.or_else(|| status.models.iter().find_map(card)),
+        max_model_len: status.max_model_len(),
         kv_tokens: status.facts.kv_tokens,
         lost_adapters: Vec::new(),
     }

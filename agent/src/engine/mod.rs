@@ -197,6 +197,13 @@ pub struct EngineStatus {
     pub missing_routes: Arc<[&'static str]>,
 }
 
+impl EngineStatus {
+    /// Longest context that the engine takes, as its log or else its models say it.
+    pub(crate) fn max_model_len(&self) -> Option<u64> {
+        self.facts.max_model_len.or_else(|| self.models.iter().find_map(ModelCard::max_model_len))
+    }
+}
+
 /// A command to the supervisor.
 #[derive(Debug)]
 struct EngineCommand {

@@ -9,3 +9,10 @@ pub struct ModelCard {
     /// The engine's own JSON object, unchanged.
     pub raw: Bytes,
 }
+
+impl ModelCard {
+    /// Longest context that the engine takes, as the card says it.
+    pub(crate) fn max_model_len(&self) -> Option<u64> {
+        serde_json::from_slice::<serde_json::Value>(&self.raw).ok()?.get("max_model_len")?.as_u64()
+    }
+}

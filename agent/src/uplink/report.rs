@@ -222,7 +222,7 @@ fn launch(setup: &EngineSetup, status: &EngineStatus) -> wire::Launch {
         front_end: front_end.to_owned(),
         arguments: setup.arguments.clone(),
         kv_tokens: status.facts.kv_tokens.unwrap_or(0),
-        max_model_len: status.facts.max_model_len.unwrap_or(0),
+        max_model_len: status.max_model_len().unwrap_or(0),
         missing_routes: status.missing_routes.iter().map(|route| (*route).to_owned()).collect(),
     }
 }

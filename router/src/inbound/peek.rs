@@ -18,6 +18,8 @@ pub(super) struct Peek {
     /// Most tokens that the answer may have. If several fields say so, the larger number counts,
     /// because engines differ in which name they use.
     pub(super) max_output: RequestedCount,
+    /// Where the body has `max_tokens`, if it has it once.
+    pub(super) max_tokens_at: Option<Range<usize>>,
     /// Fewest tokens that the answer may have.
     pub(super) min_output: RequestedCount,
     /// Whether the answer continues beyond the model's end of text, up to its limit.
@@ -104,12 +106,19 @@ impl<'de> Visitor<'de> for PeekVisitor<'_> {
 
     /// The last value of a repeated name wins, as in engines.
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Peek, A::Error> {
-        let mut peek = Peek::default();
+        let (mut peek, mut has_max_tokens) = (Peek::default(), false);
         while let Some(name) = map.next_key::<TextValue<'de>>()? {
             match &*name.0 {
                 "model" => peek.model = typed_value(&mut map)?,
                 "stream" => peek.is_stream = typed_value(&mut map)?.unwrap_or(false),
-                "max_completion_tokens" | "max_tokens" | "max_output_tokens" => peek.max_output.merge(map.next_value::<&RawValue>()?),
+                name @ ("max_completion_tokens" | "max_tokens" | "max_output_tokens") => {
+                    let limit = map.next_value::<&RawValue>()?;
+                    peek.max_output.merge(limit);
+                    if name == "max_tokens" {
+                        let is_first = !std::mem::replace(&mut has_max_tokens, true);
+                        peek.max_tokens_at = is_first.then(|| self.place(limit));
+                    }
+                }
                 "min_tokens" => peek.min_output.merge(map.next_value::<&RawValue>()?),
                 "ignore_eos" => peek.ignores_end = typed_value(&mut map)?.unwrap_or(false),
                 "n" | "best_of" => peek.choices.merge(map.next_value::<&RawValue>()?),

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use hostler_api::{self as api, Route};
 use hostler_proto::lane::RequestHead;
-use http::Method;
+use http::{HeaderMap, Method};
 use std::ops::Range;
 use std::sync::Arc;
 use tokio::time::Instant;
@@ -119,11 +119,10 @@ impl Edge {
         let id = ids::next_request_id();
         entry.set_request(id, named.as_deref().or(peek.model.as_deref()));
         check_permission(&caller, &method, path.path(), named.as_deref(), &peek).map_err(Rejection::Forbidden)?;
-        if caller.role != Role::Admin && (peek.is_urgent || headers::asks_engine_priority(&headers)) {
-            return Err(Rejection::Forbidden(priority_refused_message(&caller)));
-        }
+        check_priority(&caller, &headers, &peek).map_err(Rejection::Forbidden)?;
         peek.model = named.or(peek.model);
         self.check_tools(route, &peek).map_err(Rejection::Malformed)?;
+        let body = self.cut_output(route, &peek, body);
         self.check_media(content, &body, &entry)?;
         let plain = UnsaltedRequest { tenant: caller.owner(), route, content, body: &body, peek: &peek };
         let salted = match &self.isolation {
@@ -214,6 +213,23 @@ impl Edge {
         ))
     }
 
+    /// The body of a message whose `max_tokens` is beyond the model's context, with the context in
+    /// its place. Clients of that API send their own model's limit, and engines use what is left.
+    /// What stands behind the number keeps its place.
+    fn cut_output(&self, route: Route, peek: &Peek, body: Bytes) -> Bytes {
+        let (Route::Messages, Some(at)) = (route, &peek.max_tokens_at) else { return body };
+        let view = self.dispatch.fleet.view();
+        let serving = view.replicas.iter().filter(|replica| replica.serves(peek.model.as_deref()));
+        let contexts = serving.filter_map(|replica| replica.state.launch.as_ref()?.max_context_tokens);
+        let Some(context) = contexts.min() else { return body };
+        let width = at.len();
+        if peek.max_output.count().is_none_or(|most| most <= context) || context.to_string().len() > width {
+            return body;
+        }
+        let number = format!("{context:<width$}");
+        [&body[..at.start], number.as_bytes(), &body[at.end..]].concat().into()
+    }
+
     /// Checks the id that a caller has chosen for the response.
     fn check_response_id(
         &self,
@@ -282,9 +298,12 @@ fn check_permission(caller: &Caller, method: &Method, path: &str, named: Option<
     [Some(named), peek.model.as_deref()].into_iter().flatten().try_for_each(|model| caller.check_permission(method, path, Some(model)))
 }
 
-/// The message for a caller that may not go before others, if engines schedule by priority.
-fn priority_refused_message(caller: &Caller) -> String {
-    format!("the key {} may ask for a `priority` of 0 or more, in plain digits: only an admin's requests go before others", caller.key)
+/// Checks that a caller may have its request go before others, if engines schedule by priority.
+fn check_priority(caller: &Caller, headers: &HeaderMap, peek: &Peek) -> Result<(), String> {
+    if caller.role == Role::Admin || !(peek.is_urgent || headers::asks_engine_priority(headers)) {
+        return Ok(());
+    }
+    Err(format!("the key {} may ask for a `priority` of 0 or more, in plain digits: only an admin's requests go before others", caller.key))
 }
 
 /// Reads the fields of a body. Engines judge bodies of other types, and faults of this one unless

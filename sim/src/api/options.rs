@@ -149,7 +149,8 @@ fn max_tokens(fields: &Fields<'_>, args: &EngineArgs, token_limit: TokenLimit) -
     let tokens = at_least_one("max_tokens", given)?;
     let context = args.context_length();
     match tokens {
-        Some(tokens) if tokens > context => {
+        // The Rust front-end takes what is left of the context.
+        Some(tokens) if tokens > context && !args.sim_rust_front_end => {
             let message =
                 format!("max_tokens={tokens} cannot be greater than max_model_len={context}. Please request fewer output tokens.");
             Err(ApiError::bad_value("max_tokens", &tokens.to_string(), &message))

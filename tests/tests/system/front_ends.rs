@@ -195,11 +195,7 @@ async fn every_error_of_a_message_has_anthropics_form() {
         (edited(message(4), json!({"model": "none"})), StatusCode::NOT_FOUND, "none"),
         (edited(message(4), json!({"temperature": "hot"})), StatusCode::BAD_REQUEST, "temperature"),
         (edited(message(4), json!({"max_tokens": 0})), StatusCode::BAD_REQUEST, "max_tokens"),
-        (
-            edited(message(4), json!({"messages": [{"role": "user", "content": [{"type": "document"}]}]})),
-            StatusCode::BAD_REQUEST,
-            "document",
-        ),
+        (edited(message(4), json!({"messages": [{"role": "user", "content": [{"type": "video"}]}]})), StatusCode::BAD_REQUEST, "video"),
     ] {
         let refused = edge.post(MESSAGES, &body).await;
         let error = refused.json();
@@ -243,4 +239,18 @@ async fn the_simulated_engine_has_the_python_front_end_by_default() {
     let fleet = Fleet::start(Setup::agents(1)).await;
     let embedded = fleet.edge().post("/v1/embeddings", &json!({"model": MODEL, "input": "text"})).await;
     assert_eq!(embedded.status, StatusCode::OK, "{}", embedded.text());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_messages_limit_beyond_the_context_is_cut_to_what_is_left() {
+    for (fleet, name) in [
+        (Fleet::start(Setup::agents(1).engine("--max-model-len 512")).await, "Python"),
+        (Fleet::start(with_rust(1).engine("--max-model-len 512")).await, "Rust"),
+    ] {
+        let edge = fleet.edge();
+        let mut body = message(32_000);
+        body["stream"] = json!(false);
+        let answer = edge.post(MESSAGES, &body).await;
+        assert_eq!(answer.status, 200, "{name}: {}", answer.text());
+    }
 }

@@ -98,6 +98,49 @@ enum Block {
         tool_use_id: String,
         content: Option<Value>,
     },
+    Document {
+        source: DocumentSource,
+        title: Option<String>,
+    },
+    /// A tool that a search among tools has found.
+    ToolReference {
+        tool_name: String,
+    },
+    /// Calls that Anthropic's servers have run, and their results, which only these can read.
+    #[serde(
+        alias = "web_search_tool_result",
+        alias = "web_fetch_tool_result",
+        alias = "code_execution_tool_result",
+        alias = "bash_code_execution_tool_result",
+        alias = "text_editor_code_execution_tool_result",
+        alias = "tool_search_tool_result",
+        alias = "mcp_tool_use",
+        alias = "mcp_tool_result"
+    )]
+    ServerToolUse {},
+}
+
+/// A document that is text. Others are refused: no chat has a place for them.
+#[derive(Debug, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum DocumentSource {
+    Text { data: String },
+    Content { content: Value },
+}
+
+/// The text of a document, below its title.
+fn document_text(title: Option<String>, source: DocumentSource) -> Result<String, String> {
+    let text = match source {
+        DocumentSource::Text { data } => data,
+        DocumentSource::Content { content } => {
+            let text = |block| match block {
+                Block::Text { text } => Ok(text),
+                _ => Err("a document's content has texts only".to_owned()),
+            };
+            blocks(content)?.into_iter().map(text).collect::<Result<Vec<_>, String>>()?.join("\n")
+        }
+    };
+    Ok(title.map_or_else(|| text.clone(), |title| format!("{title}\n\n{text}")))
 }
 
 #[derive(Debug, Deserialize)]
@@ -327,7 +370,9 @@ fn convert_message(role: MessageRole, content: Value, messages: &mut Vec<Value>)
             Block::Text { text } => parts.push(json!({"type": "text", "text": text})),
             Block::Image { source } => parts.push(source.into_part()),
             Block::Thinking { thinking } => reasoning.push_str(&thinking),
-            Block::RedactedThinking {} => {}
+            Block::RedactedThinking {} | Block::ServerToolUse {} => {}
+            Block::Document { source, title } => parts.push(json!({"type": "text", "text": document_text(title, source)?})),
+            Block::ToolReference { tool_name } => parts.push(json!({"type": "text", "text": tool_name})),
             Block::ToolUse { id, name, input } => {
                 let arguments = Value::Object(input).to_string();
                 calls.push(json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}));
@@ -378,7 +423,9 @@ fn result_content(content: Option<Value>) -> Result<(String, Vec<Value>), String
         match block {
             Block::Text { text } => texts.push(text),
             Block::Image { source } => images.push(source.into_part()),
-            _ => return Err("a tool's result has texts and images only".to_owned()),
+            Block::Document { source, title } => texts.push(document_text(title, source)?),
+            Block::ToolReference { tool_name } => texts.push(tool_name),
+            _ => return Err("a tool's result has texts, images, documents and names of tools only".to_owned()),
         }
     }
     Ok((texts.join("\n"), images))

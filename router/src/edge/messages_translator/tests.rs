@@ -31,6 +31,27 @@ fn refused(more: Value) -> String {
 }
 
 #[test]
+fn text_documents_are_texts_and_server_tools_are_left_out() {
+    let result = json!({"type": "tool_result", "tool_use_id": "t1", "content": [
+        {"type": "document", "title": "Notes", "source": {"type": "text", "media_type": "text/plain", "data": "It rains."}},
+        {"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}},
+        {"type": "tool_reference", "tool_name": "look"},
+    ]});
+    let messages = json!([
+        {"role": "assistant", "content": [
+            {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {"query": "x"}},
+            {"type": "web_search_tool_result", "tool_use_id": "s1", "content": []},
+            {"type": "text", "text": "I look."},
+            {"type": "tool_use", "id": "t1", "name": "read", "input": {}},
+        ]},
+        {"role": "user", "content": [result]},
+    ]);
+    let chat = chat(json!({"messages": messages}));
+    assert_eq!(chat["messages"][0]["content"], "I look.");
+    assert_eq!(chat["messages"][1], json!({"role": "tool", "tool_call_id": "t1", "content": "Notes\n\nIt rains.\na\nb\nlook"}));
+}
+
+#[test]
 fn a_plain_message_becomes_a_plain_chat() {
     let plain = json!({"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]});
     assert_eq!(chat(json!({"metadata": {"user_id": "u"}})), plain);
@@ -143,7 +164,11 @@ fn an_unsupported_field_of_a_message_is_refused() {
         (json!({"max_tokens": 0}), "max_tokens is needed"),
         (json!({"thinking": {"type": "enabled", "budget_tokens": 9}}), "less than max_tokens"),
         (json!({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}), "input_schema"),
-        (json!({"messages": [{"role": "user", "content": [{"type": "document"}]}]}), "unknown variant `document`"),
+        (json!({"messages": [{"role": "user", "content": [{"type": "video"}]}]}), "unknown variant `video`"),
+        (
+            json!({"messages": [{"role": "user", "content": [{"type": "document", "source": {"type": "base64", "data": "JVBE"}}]}]}),
+            "unknown variant `base64`",
+        ),
         (json!({"messages": [{"role": "user", "content": 7}]}), "a content is a text or a list of blocks"),
         (json!({"messages": [{"role": "tool", "content": "x"}]}), "unknown variant `tool`"),
         (json!({"system": [{"type": "image", "source": {"type": "url", "url": "x"}}]}), "texts only"),

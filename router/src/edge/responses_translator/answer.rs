@@ -7,6 +7,7 @@ use bytes::Bytes;
 use hostler_api::{ChunkChoice, ChunkLogprobs, ChunkMessage, ChunkUsage, CompletionChunk};
 use serde_json::{Map, Value, json};
 
+use super::tools::{ClientTool, RenamedTools, custom_input};
 use crate::edge::translation::unreadable_answer;
 
 /// Most bytes of repeated fields. Each stream keeps them, and sends them three times.
@@ -41,6 +42,8 @@ pub(in crate::edge) struct ResponseFields {
     repeated: Bytes,
     /// The name that the client gives the response.
     id: Option<String>,
+    /// Tools with other names in the chat.
+    pub(super) tools: RenamedTools,
 }
 
 impl ResponseFields {
@@ -59,7 +62,8 @@ impl ResponseFields {
             let most = MAX_REPEATED_BYTES / 1024 / 1024;
             return Err(format!("what a response repeats (instructions, tools, metadata and the like) is longer than {most} MiB"));
         }
-        Ok(Self { repeated: repeated.into(), id: given("request_id").and_then(|id| id.as_str().map(str::to_owned)) })
+        let id = given("request_id").and_then(|id| id.as_str().map(str::to_owned));
+        Ok(Self { repeated: repeated.into(), id, tools: RenamedTools::default() })
     }
 
     /// Counts the memory of the repeated fields.
@@ -157,9 +161,20 @@ pub(super) fn token_logprobs(logprobs: Option<ChunkLogprobs>) -> Result<Vec<Valu
     content.map_or_else(|| Ok(Vec::new()), |content| serde_json::from_str(content.get()).map_err(unreadable_answer))
 }
 
-/// An item with a function call.
-pub(super) fn call_item(id: &str, call_id: &str, name: &str, arguments: &str, status: &str) -> Value {
-    json!({"id": id, "type": "function_call", "call_id": call_id, "name": name, "arguments": arguments, "status": status})
+/// An item with a call of this tool.
+pub(super) fn call_item(id: &str, call_id: &str, tool: &ClientTool, arguments: &str, status: &str) -> Value {
+    let mut item = json!({"id": id, "call_id": call_id, "name": tool.name, "status": status});
+    if tool.is_custom {
+        item["type"] = "custom_tool_call".into();
+        item["input"] = arguments.into();
+    } else {
+        item["type"] = "function_call".into();
+        item["arguments"] = arguments.into();
+    }
+    if let Some(namespace) = &tool.namespace {
+        item["namespace"] = namespace.as_str().into();
+    }
+    item
 }
 
 /// Translates an engine's whole answer to a chat into a response.
@@ -180,10 +195,12 @@ pub(in crate::edge) fn translate_answer(fields: &ResponseFields, body: &[u8], no
         output.push(message_item(&head.item_id("msg", output.len()), Some(part), "completed"));
     }
     for call in tool_calls.unwrap_or_default() {
-        let item = head.item_id("fc", output.len());
+        let tool = fields.tools.client_tool(&call.function.name.unwrap_or_default());
+        let item = head.item_id(tool.id_prefix(), output.len());
         let call_id = call.id.unwrap_or_else(|| head.item_id("call", output.len()));
-        let (name, arguments) = (call.function.name.unwrap_or_default(), call.function.arguments.unwrap_or_default());
-        output.push(call_item(&item, &call_id, &name, &arguments, "completed"));
+        let arguments = call.function.arguments.unwrap_or_default();
+        let arguments = if tool.is_custom { custom_input(&arguments) } else { arguments };
+        output.push(call_item(&item, &call_id, &tool, &arguments, "completed"));
     }
     let end = (finish_reason.as_deref().unwrap_or_default(), usage.unwrap_or_default());
     Ok(fields.response(&head, &output, Some(end)).to_string().into_bytes())

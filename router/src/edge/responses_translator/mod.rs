@@ -4,6 +4,7 @@
 mod answer;
 mod request;
 mod stream;
+mod tools;
 
 pub(super) use answer::{ResponseFields, translate_answer};
 pub(super) use request::{chat_request, needs_kept_responses};

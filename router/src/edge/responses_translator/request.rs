@@ -8,6 +8,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use super::answer::ResponseFields;
+use super::tools::{add_tools, chat_name, custom_arguments};
 use crate::edge::translation::{USE_PYTHON, is_wanted};
 
 /// Fields that a chat has too, with its name for each. The engine judges their values.
@@ -80,13 +81,37 @@ enum Item {
         call_id: String,
         output: Value,
     },
+    CustomToolCall {
+        call_id: String,
+        name: String,
+        input: String,
+        namespace: Option<String>,
+    },
+    CustomToolCallOutput {
+        call_id: String,
+        output: Value,
+    },
+    /// Its `encrypted_content` is for OpenAI's servers.
     Reasoning {
         #[serde(default)]
         content: Option<Vec<Words>>,
         #[serde(default)]
         summary: Vec<Words>,
-        encrypted_content: Option<String>,
     },
+    /// Calls that OpenAI's servers have run, and what these have written for themselves: nothing in
+    /// them is for a model.
+    #[serde(
+        alias = "image_generation_call",
+        alias = "file_search_call",
+        alias = "code_interpreter_call",
+        alias = "mcp_list_tools",
+        alias = "mcp_call",
+        alias = "tool_search_call",
+        alias = "tool_search_output",
+        alias = "compaction",
+        alias = "compaction_summary"
+    )]
+    WebSearchCall {},
 }
 
 #[derive(Debug, Deserialize)]
@@ -130,13 +155,6 @@ enum Part {
     },
 }
 
-/// A tool that the client runs itself.
-#[derive(Debug, Deserialize)]
-#[serde(tag = "type", rename_all = "snake_case")]
-enum FunctionTool {
-    Function { name: String, description: Option<Value>, parameters: Option<Value>, strict: Option<bool>, defer_loading: Option<bool> },
-}
-
 /// Whether a request refers to a response that an engine keeps, or is to keep while nobody waits
 /// for it.
 pub(in crate::edge) fn needs_kept_responses(body: &[u8]) -> bool {
@@ -165,7 +183,7 @@ pub(in crate::edge) fn chat_request(body: &[u8]) -> Result<(Value, ResponseField
     let mut fields: Map<String, Value> =
         serde_json::from_slice(body).map_err(|error| format!("the body is no request of the Responses API: {error}"))?;
     check_fields(&fields)?;
-    let repeated = ResponseFields::new(&fields)?;
+    let mut repeated = ResponseFields::new(&fields)?;
     let mut chat = Map::new();
     for (name, chats) in SAME_FIELDS {
         if let Some(value) = fields.get(name).filter(|value| !value.is_null()) {
@@ -188,7 +206,7 @@ pub(in crate::edge) fn chat_request(body: &[u8]) -> Result<(Value, ResponseField
         _ => return Err("input is needed, as a text or a list of items".to_owned()),
     }
     chat.insert("messages".to_owned(), messages.into());
-    add_tools(&fields, &mut chat)?;
+    repeated.tools = add_tools(&fields, &mut chat)?;
     add_logprobs(&fields, &mut chat);
     if let Some(format) = fields.get("text").and_then(|text| text.get("format")).filter(|format| !format.is_null()) {
         add_format(format, &mut chat)?;
@@ -232,17 +250,6 @@ fn check_fields(fields: &Map<String, Value>) -> Result<(), String> {
     }
 }
 
-fn add_tools(fields: &Map<String, Value>, chat: &mut Map<String, Value>) -> Result<(), String> {
-    let Some(tools) = fields.get("tools").and_then(Value::as_array).filter(|tools| !tools.is_empty()) else { return Ok(()) };
-    chat.insert("tools".to_owned(), tools.iter().map(chat_tool).collect::<Result<Vec<_>, _>>()?.into());
-    let choice = fields.get("tool_choice").filter(|choice| !choice.is_null());
-    chat.insert("tool_choice".to_owned(), choice.map_or_else(|| Ok("auto".into()), tool_choice)?);
-    if let Some(parallel) = fields.get("parallel_tool_calls").filter(|parallel| !parallel.is_null()) {
-        chat.insert("parallel_tool_calls".to_owned(), parallel.clone());
-    }
-    Ok(())
-}
-
 /// Asks for log probabilities. Engines count alternatives only together with them.
 fn add_logprobs(fields: &Map<String, Value>, chat: &mut Map<String, Value>) {
     let included = fields.get("include").and_then(Value::as_array);
@@ -259,29 +266,6 @@ fn is_partial(item: &Value) -> bool {
     let kind = item.get("type").and_then(Value::as_str).unwrap_or("message");
     let status = item.get("status").and_then(Value::as_str);
     matches!(kind, "message" | "reasoning") && matches!(status, Some("in_progress" | "incomplete"))
-}
-
-fn chat_tool(tool: &Value) -> Result<Value, String> {
-    let FunctionTool::Function { name, description, parameters, strict, defer_loading } = FunctionTool::deserialize(tool)
-        .map_err(|error| format!("a tool cannot be understood ({error}); for tools that engines run themselves {USE_PYTHON}"))?;
-    // The Rust front-end requires parameters for every function.
-    let parameters = parameters.filter(|parameters| !parameters.is_null()).unwrap_or_else(|| json!({"type": "object", "properties": {}}));
-    let mut function = json!({"name": name, "parameters": parameters});
-    let flags = [("strict", strict.map(Value::from)), ("defer_loading", defer_loading.map(Value::from))];
-    for (field, value) in [("description", description)].into_iter().chain(flags) {
-        if let Some(value) = value {
-            function[field] = value;
-        }
-    }
-    Ok(json!({"type": "function", "function": function}))
-}
-
-fn tool_choice(choice: &Value) -> Result<Value, String> {
-    match (choice, choice["type"].as_str(), choice["name"].as_str()) {
-        (Value::String(_), ..) => Ok(choice.clone()),
-        (_, Some("function"), Some(name)) => Ok(json!({"type": "function", "function": {"name": name}})),
-        _ => Err("tool_choice is a word, or a function with its name".to_owned()),
-    }
 }
 
 fn add_format(format: &Value, chat: &mut Map<String, Value>) -> Result<(), String> {
@@ -314,31 +298,33 @@ fn add_item(mut item: Value, messages: &mut Vec<Value>) -> Result<(), String> {
             turn["content"] = content;
         }
         Item::Message { role, content } => messages.push(json!({"role": role.as_str(), "content": message_content(content)?})),
-        Item::Reasoning { encrypted_content: Some(_), .. } => {
-            return Err("no engine can read the encrypted_content of a reasoning item: leave it out".to_owned());
-        }
-        Item::Reasoning { content, summary, encrypted_content: None } => {
+        Item::Reasoning { content, summary } => {
             let words = content.filter(|content| !content.is_empty()).unwrap_or(summary);
             let reasoning: String = words.into_iter().map(|words| words.text).collect();
             if !reasoning.is_empty() {
                 turn_without(messages, &["reasoning", "content", "tool_calls"])["reasoning"] = reasoning.into();
             }
         }
-        Item::FunctionCall { namespace: Some(_), .. } => {
-            return Err(format!("functions with a namespace: {USE_PYTHON}"));
+        Item::FunctionCall { call_id, name, arguments, namespace } => {
+            add_call(&call_id, &chat_name(namespace.as_deref(), &name), &arguments, messages);
         }
-        Item::FunctionCall { call_id, name, arguments, namespace: None } => {
-            let call = json!({"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}});
-            match &mut turn_without(messages, &[])["tool_calls"] {
-                Value::Array(calls) => calls.push(call),
-                none => *none = json!([call]),
-            }
+        Item::CustomToolCall { call_id, name, input, namespace } => {
+            add_call(&call_id, &chat_name(namespace.as_deref(), &name), &custom_arguments(&input), messages);
         }
-        Item::FunctionCallOutput { call_id, output } => {
+        Item::FunctionCallOutput { call_id, output } | Item::CustomToolCallOutput { call_id, output } => {
             messages.push(json!({"role": "tool", "tool_call_id": call_id, "content": message_content(output)?}));
         }
+        Item::WebSearchCall {} => {}
     }
     Ok(())
+}
+
+fn add_call(call_id: &str, name: &str, arguments: &str, messages: &mut Vec<Value>) {
+    let call = json!({"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}});
+    match &mut turn_without(messages, &[])["tool_calls"] {
+        Value::Array(calls) => calls.push(call),
+        none => *none = json!([call]),
+    }
 }
 
 /// The model's turn at the end of the messages, or a new one if that turn has one of these fields.

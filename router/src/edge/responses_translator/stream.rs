@@ -4,6 +4,7 @@ use hostler_api::{ChunkChoice, ChunkMessage, ChunkToolCall, ChunkUsage, Completi
 use serde_json::{Value, json};
 
 use super::answer::{ResponseFields, ResponseHead, call_item, message_item, output_text, reasoning_item, token_logprobs};
+use super::tools::{ClientTool, custom_input};
 use crate::edge::translation::{ArrivalTime, ChunkTranslator, TranslationError};
 use crate::sse::Dialect;
 
@@ -22,6 +23,8 @@ pub(in crate::edge) struct ResponsesTranslator {
     open_item: Option<OpenItem>,
     /// Text that came during a call, whose arguments may go on.
     held_text: String,
+    /// Arguments of a free-form call so far.
+    custom_arguments: String,
     /// Log probabilities of tokens whose text has not come yet, or is held.
     held_logprobs: Vec<Value>,
     answer_bytes: usize,
@@ -49,7 +52,7 @@ enum ItemKind {
     Call {
         index: usize,
         call_id: String,
-        name: String,
+        tool: ClientTool,
     },
 }
 
@@ -59,7 +62,7 @@ impl OpenItem {
         match kind {
             ItemKind::Reasoning => reasoning_item(id, text, status),
             ItemKind::Message => message_item(id, self.part().filter(|_| status == "completed"), status),
-            ItemKind::Call { call_id, name, .. } => call_item(id, call_id, name, text, status),
+            ItemKind::Call { call_id, tool, .. } => call_item(id, call_id, tool, text, status),
         }
     }
 
@@ -74,9 +77,10 @@ impl OpenItem {
 
     /// The name of the events about the item's text, without their last word.
     fn event_name(&self) -> &'static str {
-        match self.kind {
+        match &self.kind {
             ItemKind::Reasoning => "response.reasoning_text",
             ItemKind::Message => "response.output_text",
+            ItemKind::Call { tool, .. } if tool.is_custom => "response.custom_tool_call_input",
             ItemKind::Call { .. } => "response.function_call_arguments",
         }
     }
@@ -90,6 +94,7 @@ impl ResponsesTranslator {
             output: Vec::new(),
             open_item: None,
             held_text: String::new(),
+            custom_arguments: String::new(),
             held_logprobs: Vec::new(),
             answer_bytes: 0,
             event_count: 0,
@@ -118,10 +123,10 @@ impl ResponsesTranslator {
 
     fn begin_item(&mut self, kind: ItemKind, output: &mut Vec<u8>) {
         self.end_item(output);
-        let prefix = match kind {
+        let prefix = match &kind {
             ItemKind::Reasoning => "rs",
             ItemKind::Message => "msg",
-            ItemKind::Call { .. } => "fc",
+            ItemKind::Call { tool, .. } => tool.id_prefix(),
         };
         let index = self.output.len();
         let id = self.head.as_ref().map(|head| head.item_id(prefix, index)).unwrap_or_default();
@@ -136,13 +141,15 @@ impl ResponsesTranslator {
 
     /// Closes the open item. Held text becomes a separate item.
     fn end_item(&mut self, output: &mut Vec<u8>) {
+        self.write_custom_input(output);
         let Some(item) = &mut self.open_item else { return };
         if item.kind == ItemKind::Message {
             item.logprobs.append(&mut self.held_logprobs);
         }
         let (name, part, value) = (item.event_name(), item.part(), item.to_value("completed"));
         let done = match &item.kind {
-            ItemKind::Call { name, .. } => json!({"name": name, "arguments": item.text}),
+            ItemKind::Call { tool, .. } if tool.is_custom => json!({"input": item.text}),
+            ItemKind::Call { tool, .. } => json!({"name": tool.name, "arguments": item.text}),
             ItemKind::Reasoning => json!({"text": item.text}),
             ItemKind::Message => json!({"text": item.text, "logprobs": item.logprobs}),
         };
@@ -158,6 +165,15 @@ impl ResponsesTranslator {
             self.begin_item(ItemKind::Message, output);
             self.write_delta(&held, output);
             self.end_item(output);
+        }
+    }
+
+    /// Writes the input of a free-form call, which is known once the call's arguments have ended.
+    fn write_custom_input(&mut self, output: &mut Vec<u8>) {
+        let arguments = std::mem::take(&mut self.custom_arguments);
+        let is_custom = |item: &OpenItem| matches!(&item.kind, ItemKind::Call { tool, .. } if tool.is_custom);
+        if self.open_item.as_ref().is_some_and(is_custom) {
+            self.write_delta(&custom_input(&arguments), output);
         }
     }
 
@@ -222,14 +238,18 @@ impl ResponsesTranslator {
             self.end_item(output);
             let made_up = || self.head.as_ref().map(|head| head.item_id("call", self.output.len())).unwrap_or_default();
             let call_id = id.unwrap_or_else(made_up);
-            self.begin_item(ItemKind::Call { index, call_id, name }, output);
+            let tool = self.fields.tools.client_tool(&name);
+            self.begin_item(ItemKind::Call { index, call_id, tool }, output);
         }
         let Some(arguments) = function.arguments.filter(|arguments| !arguments.is_empty()) else { return Ok(()) };
         if !is_open(&self.open_item) {
             return Err(TranslationError("the engine went on with a call of a tool that had ended".to_owned()));
         }
         self.count(arguments.len())?;
-        self.write_delta(&arguments, output);
+        match &self.open_item {
+            Some(OpenItem { kind: ItemKind::Call { tool, .. }, .. }) if tool.is_custom => self.custom_arguments.push_str(&arguments),
+            _ => self.write_delta(&arguments, output),
+        }
         Ok(())
     }
 

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::*;
 use crate::edge::translation::samples::{any_delta, pieces};
-use crate::edge::translation::{ArrivalTime, StreamTranslation, TranslationError};
+use crate::edge::translation::{ArrivalTime, ChunkTranslator, StreamTranslation, TranslationError};
 
 fn body(more: Value) -> Vec<u8> {
     let mut body = json!({"model": "m", "input": "hi"});
@@ -101,6 +101,109 @@ fn tools_text_format_and_effort_get_their_chat_names() {
     assert_eq!(added(json!({"text": {"format": {"type": "text"}}})), json!({}));
 }
 
+/// Tools of a coding agent: a namespace, free-form ones, and one that OpenAI's servers run.
+fn agents_tools() -> Value {
+    let parameters = json!({"type": "object"});
+    json!([
+        {"type": "web_search", "external_web_access": false},
+        {"type": "function", "name": "exec", "strict": false, "parameters": parameters},
+        {"type": "namespace", "name": "mcp__toy", "description": "Toys.", "tools": [
+            {"type": "function", "name": "weather", "description": "It rains?", "strict": false, "parameters": parameters},
+            {"type": "custom", "name": "note"},
+        ]},
+        {"type": "custom", "name": "apply_patch", "description": "Patches.", "format": {"type": "grammar", "syntax": "lark", "definition": "start: x"}},
+    ])
+}
+
+fn function_names(chat: &Value) -> Vec<&str> {
+    chat["tools"].as_array().unwrap().iter().map(|tool| tool["function"]["name"].as_str().unwrap()).collect()
+}
+
+#[test]
+fn tools_of_namespaces_and_in_free_form_become_functions() {
+    let added = added(json!({"tools": agents_tools(), "tool_choice": "auto"}));
+    assert_eq!(function_names(&added), ["exec", "mcp__toy__weather", "mcp__toy__note", "apply_patch"]);
+    let patch = &added["tools"][3]["function"];
+    assert_eq!(patch["parameters"]["required"], json!(["input"]));
+    assert!(patch["description"].as_str().unwrap().ends_with("The input follows this lark grammar:\nstart: x"));
+    assert_eq!(added["tool_choice"], "auto");
+    assert_eq!(self::added(json!({"tools": [{"type": "image_generation"}], "tool_choice": "auto"})), json!({}), "nobody can run it");
+    let chosen = |choice: Value| self::added(json!({"tools": agents_tools(), "tool_choice": choice}));
+    let weather = json!({"type": "function", "name": "weather", "namespace": "mcp__toy"});
+    assert_eq!(chosen(weather.clone())["tool_choice"]["function"]["name"], "mcp__toy__weather");
+    assert_eq!(chosen(json!({"type": "custom", "name": "apply_patch"}))["tool_choice"]["function"]["name"], "apply_patch");
+    let allowed = chosen(json!({"type": "allowed_tools", "mode": "required", "tools": [weather, {"type": "function", "name": "exec"}]}));
+    assert_eq!((function_names(&allowed), &allowed["tool_choice"]), (vec!["exec", "mcp__toy__weather"], &json!("required")));
+}
+
+#[test]
+fn calls_that_other_servers_ran_are_left_out_of_the_history() {
+    let input = json!([
+        {"role": "user", "content": "hi"},
+        {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "x"}},
+        {"type": "reasoning", "id": "rs_9", "summary": [], "encrypted_content": "abc"},
+        {"type": "compaction", "encrypted_content": "abc"},
+        {"type": "function_call", "id": "fc_2", "name": "weather", "namespace": "mcp__toy", "arguments": "{}", "call_id": "c2"},
+        {"type": "custom_tool_call", "id": "ctc_1", "call_id": "c3", "name": "apply_patch", "input": "*** \"Begin\""},
+        {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "sunny"}]},
+        {"type": "custom_tool_call_output", "call_id": "c3", "output": "ok"},
+    ]);
+    let call =
+        |id: &str, name: &str, arguments: &str| json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
+    let calls = json!([call("c2", "mcp__toy__weather", "{}"), call("c3", "apply_patch", r#"{"input":"*** \"Begin\""}"#)]);
+    assert_eq!(
+        chat(json!({"input": input}))["messages"],
+        json!([
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "tool_calls": calls},
+            {"role": "tool", "tool_call_id": "c2", "content": "sunny"},
+            {"role": "tool", "tool_call_id": "c3", "content": "ok"},
+        ])
+    );
+}
+
+#[test]
+fn calls_come_back_under_the_clients_names() {
+    let (_, fields, _) = chat_request(&body(json!({"tools": agents_tools()}))).unwrap();
+    let call = |index: u32, name: &str, arguments: &str| json!({"index": index, "id": format!("c{index}"), "type": "function", "function": {"name": name, "arguments": arguments}});
+    let calls = [call(0, "mcp__toy__weather", "{}"), call(1, "apply_patch", r#"{"input":"*** Begin"}"#), call(2, "exec", "{}")];
+    let whole = json!({"id": "chatcmpl-1", "model": "m", "choices": [{"index": 0, "message": {"role": "assistant", "content": null, "tool_calls": calls}, "finish_reason": "tool_calls"}]});
+    let expected = json!([
+        {"id": "fc_1_0", "type": "function_call", "call_id": "c0", "name": "weather", "namespace": "mcp__toy", "arguments": "{}", "status": "completed"},
+        {"id": "ctc_1_1", "type": "custom_tool_call", "call_id": "c1", "name": "apply_patch", "input": "*** Begin", "status": "completed"},
+        {"id": "fc_1_2", "type": "function_call", "call_id": "c2", "name": "exec", "arguments": "{}", "status": "completed"},
+    ]);
+    let answer: Value =
+        serde_json::from_slice(&translate_answer(&fields, whole.to_string().as_bytes(), SystemTime::UNIX_EPOCH).unwrap()).unwrap();
+    assert_eq!(answer["output"], expected);
+
+    let mut translator = ResponsesTranslator::new(fields);
+    let (mut output, now) = (Vec::new(), ArrivalTime { time: SystemTime::UNIX_EPOCH, instant: Instant::now() });
+    let chunk = |delta: Value, finish: Value| json!({"id": "chatcmpl-1", "model": "m", "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]});
+    let pieces = [
+        json!({"tool_calls": [call(0, "mcp__toy__weather", "")]}),
+        json!({"tool_calls": [{"index": 0, "function": {"arguments": "{}"}}]}),
+        json!({"tool_calls": [call(1, "apply_patch", r#"{"inp"#)]}),
+        json!({"tool_calls": [{"index": 1, "function": {"arguments": r#"ut":"*** Begin"}"#}}]}),
+        json!({"tool_calls": [call(2, "exec", "{}")]}),
+    ];
+    for piece in pieces {
+        let chunk = serde_json::from_str(&chunk(piece, Value::Null).to_string()).unwrap();
+        translator.read_chunk(chunk, now, &mut output).unwrap();
+    }
+    translator.read_chunk(serde_json::from_str(&chunk(json!({}), "tool_calls".into()).to_string()).unwrap(), now, &mut output).unwrap();
+    translator.finish(now, &mut output).unwrap();
+    let text = String::from_utf8(output).unwrap();
+    let events: Vec<Value> = text.lines().filter_map(|line| serde_json::from_str(line.strip_prefix("data: ")?).ok()).collect();
+    let of = |name: &str| events.iter().filter(|event| event["type"] == name).collect::<Vec<_>>();
+    assert_eq!(of("response.completed")[0]["response"]["output"], expected);
+    let (added, done) = (of("response.output_item.added"), of("response.output_item.done"));
+    assert_eq!((&added[0]["item"]["namespace"], &added[0]["item"]["name"]), (&json!("mcp__toy"), &json!("weather")));
+    assert_eq!(done.iter().map(|event| event["item"].clone()).collect::<Vec<_>>(), expected.as_array().unwrap()[..]);
+    assert_eq!(of("response.custom_tool_call_input.delta")[0]["delta"], "*** Begin");
+    assert_eq!(of("response.custom_tool_call_input.done")[0]["input"], "*** Begin");
+}
+
 #[test]
 fn features_of_the_python_front_end_are_refused_with_advice() {
     for (more, words) in [
@@ -109,7 +212,8 @@ fn features_of_the_python_front_end_are_refused_with_advice() {
             "`previous_response_id`: whoever runs the engines starts their agents with --front-end python",
         ),
         (json!({"background": true}), "--front-end python"),
-        (json!({"tools": [{"type": "web_search"}]}), "--front-end python"),
+        (json!({"tools": [{"type": "local_shell"}]}), "unknown variant `local_shell`"),
+        (json!({"tools": [{"type": "web_search"}], "tool_choice": "required"}), "nobody here can run"),
         (json!({"input": [{"type": "item_reference", "id": "x"}]}), "unknown variant `item_reference`"),
         (json!({"input": null}), "input is needed"),
         (json!({"input": [{"role": "user", "content": 7}]}), "a content is a text or a list of parts"),
@@ -118,11 +222,6 @@ fn features_of_the_python_front_end_are_refused_with_advice() {
         (json!({"kv_transfer_params": {"do_remote_decode": true}}), "`kv_transfer_params`: whoever runs the engines"),
         (json!({"previous_input_messages": [{}]}), "--front-end python"),
         (json!({"enable_response_messages": true}), "--front-end python"),
-        (
-            json!({"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}", "namespace": "n"}]}),
-            "--front-end python",
-        ),
-        (json!({"input": [{"type": "reasoning", "summary": [], "encrypted_content": "zz"}]}), "no engine can read"),
         (json!({"moderation": {"model": "m"}}), "no engine does `moderation`"),
         (json!({"context_management": [{"type": "compaction"}]}), "no engine does `context_management`"),
         (json!({"instructions": ["Be brief."]}), "instructions is a text"),

@@ -1,0 +1,215 @@
+//! Tools of a response as functions of a chat, and a chat's calls as the calls that the client knows.
+//!
+//! A chat has functions alone. A function of a namespace gets the namespace into its name, as
+//! vLLM's Python front-end names it. A free-form (`custom`) tool becomes a function with one text.
+//! Tools that OpenAI's servers run are left out: nobody here could run them.
+
+use std::collections::HashMap;
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+/// Types of tools that OpenAI's servers run, and of their calls in a conversation.
+const HOSTED_TOOLS: [&str; 11] = [
+    "web_search",
+    "web_search_2025_08_26",
+    "web_search_preview",
+    "web_search_preview_2025_03_11",
+    "image_generation",
+    "file_search",
+    "code_interpreter",
+    "computer_use_preview",
+    "computer",
+    "mcp",
+    "tool_search",
+];
+
+/// Most tools of namespaces or in free form. A stream keeps their names.
+const MAX_RENAMED_TOOLS: usize = 1024;
+
+/// The field of a free-form tool's function that holds its input.
+const INPUT: &str = "input";
+
+/// A tool that the client runs itself, or that nobody runs.
+#[derive(Debug, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum Tool {
+    Function(FunctionTool),
+    Custom(CustomTool),
+    Namespace { name: String, tools: Vec<NamespaceTool> },
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum NamespaceTool {
+    Function(FunctionTool),
+    Custom(CustomTool),
+}
+
+#[derive(Debug, Deserialize)]
+struct FunctionTool {
+    name: String,
+    description: Option<Value>,
+    parameters: Option<Value>,
+    strict: Option<bool>,
+    defer_loading: Option<bool>,
+}
+
+#[derive(Debug, Deserialize)]
+struct CustomTool {
+    name: String,
+    description: Option<String>,
+    format: Option<Value>,
+}
+
+/// A tool as the client names it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ClientTool {
+    pub(super) name: String,
+    pub(super) namespace: Option<String>,
+    pub(super) is_custom: bool,
+}
+
+impl ClientTool {
+    /// The beginning of its calls' ids.
+    pub(super) fn id_prefix(&self) -> &'static str {
+        if self.is_custom { "ctc" } else { "fc" }
+    }
+}
+
+/// The client's tools by their names in the chat, without those of the same name.
+#[derive(Debug, Clone, Default)]
+pub(super) struct RenamedTools(HashMap<String, ClientTool>);
+
+impl RenamedTools {
+    /// The client's tool for a name in the chat. A name that nobody has given is the client's own.
+    pub(super) fn client_tool(&self, name: &str) -> ClientTool {
+        let same = || ClientTool { name: name.to_owned(), namespace: None, is_custom: false };
+        self.0.get(name).cloned().unwrap_or_else(same)
+    }
+
+    fn add(&mut self, name: String, namespace: Option<&str>, is_custom: bool) -> Result<String, String> {
+        let chat_name = chat_name(namespace, &name);
+        if namespace.is_some() || is_custom {
+            if self.0.len() >= MAX_RENAMED_TOOLS {
+                return Err(format!("a request may have {MAX_RENAMED_TOOLS} tools in namespaces or in free form: send fewer"));
+            }
+            self.0.insert(chat_name.clone(), ClientTool { name, namespace: namespace.map(str::to_owned), is_custom });
+        }
+        Ok(chat_name)
+    }
+}
+
+/// The name of a tool in the chat.
+pub(super) fn chat_name(namespace: Option<&str>, name: &str) -> String {
+    namespace.map_or_else(|| name.to_owned(), |namespace| format!("{namespace}__{name}"))
+}
+
+/// The arguments of a free-form call's function.
+pub(super) fn custom_arguments(input: &str) -> String {
+    json!({ INPUT: input }).to_string()
+}
+
+/// The input of a free-form call. What is no such object is the input itself.
+pub(super) fn custom_input(arguments: &str) -> String {
+    let read = serde_json::from_str::<Map<String, Value>>(arguments).ok();
+    match read.and_then(|mut fields| fields.remove(INPUT)) {
+        Some(Value::String(input)) => input,
+        _ => arguments.to_owned(),
+    }
+}
+
+pub(super) fn is_hosted(kind: &str) -> bool {
+    HOSTED_TOOLS.contains(&kind)
+}
+
+/// Adds a request's tools to the chat.
+///
+/// # Errors
+/// If a tool, or the choice among them, cannot be understood.
+pub(super) fn add_tools(fields: &Map<String, Value>, chat: &mut Map<String, Value>) -> Result<RenamedTools, String> {
+    let mut renamed = RenamedTools::default();
+    let Some(tools) = fields.get("tools").and_then(Value::as_array).filter(|tools| !tools.is_empty()) else { return Ok(renamed) };
+    let mut functions = Vec::new();
+    for tool in tools.iter().filter(|tool| !tool["type"].as_str().is_some_and(is_hosted)) {
+        match Tool::deserialize(tool).map_err(|error| format!("a tool cannot be understood: {error}"))? {
+            Tool::Function(tool) => functions.push(function(tool, None, &mut renamed)?),
+            Tool::Custom(tool) => functions.push(custom_function(tool, None, &mut renamed)?),
+            Tool::Namespace { name: namespace, tools } => {
+                for tool in tools {
+                    functions.push(match tool {
+                        NamespaceTool::Function(tool) => function(tool, Some(&namespace), &mut renamed)?,
+                        NamespaceTool::Custom(tool) => custom_function(tool, Some(&namespace), &mut renamed)?,
+                    });
+                }
+            }
+        }
+    }
+    let choice = fields.get("tool_choice").filter(|choice| !choice.is_null());
+    let choice = choice.map_or_else(|| Ok("auto".into()), |choice| tool_choice(choice, &mut functions))?;
+    if functions.is_empty() {
+        let is_free = matches!(choice.as_str(), Some("auto" | "none"));
+        return if is_free {
+            Ok(renamed)
+        } else {
+            Err("tool_choice demands a call, but nobody here can run the request's tools".to_owned())
+        };
+    }
+    chat.insert("tools".to_owned(), functions.into());
+    chat.insert("tool_choice".to_owned(), choice);
+    if let Some(parallel) = fields.get("parallel_tool_calls").filter(|parallel| !parallel.is_null()) {
+        chat.insert("parallel_tool_calls".to_owned(), parallel.clone());
+    }
+    Ok(renamed)
+}
+
+fn function(tool: FunctionTool, namespace: Option<&str>, renamed: &mut RenamedTools) -> Result<Value, String> {
+    let FunctionTool { name, description, parameters, strict, defer_loading } = tool;
+    // The Rust front-end requires parameters for every function.
+    let parameters = parameters.filter(|parameters| !parameters.is_null()).unwrap_or_else(|| json!({"type": "object", "properties": {}}));
+    let mut function = json!({"name": renamed.add(name, namespace, false)?, "parameters": parameters});
+    let flags = [("strict", strict.map(Value::from)), ("defer_loading", defer_loading.map(Value::from))];
+    for (field, value) in [("description", description)].into_iter().chain(flags) {
+        if let Some(value) = value {
+            function[field] = value;
+        }
+    }
+    Ok(json!({"type": "function", "function": function}))
+}
+
+/// A free-form tool as a function. A grammar of its input is told to the model, but not enforced:
+/// an engine's grammar would be that of the whole answer.
+fn custom_function(tool: CustomTool, namespace: Option<&str>, renamed: &mut RenamedTools) -> Result<Value, String> {
+    let CustomTool { name, description, format } = tool;
+    let mut described = description.unwrap_or_default();
+    if let Some(format) = format.filter(|format| format["type"] == "grammar") {
+        let (syntax, definition) = (format["syntax"].as_str().unwrap_or_default(), format["definition"].as_str().unwrap_or_default());
+        described.push_str(&format!("\n\nThe input follows this {syntax} grammar:\n{definition}"));
+    }
+    let input = json!({"type": "string", "description": "The whole input of the tool, as plain text"});
+    let parameters = json!({"type": "object", "properties": {INPUT: input}, "required": [INPUT], "additionalProperties": false});
+    let function = json!({"name": renamed.add(name, namespace, true)?, "description": described.trim(), "parameters": parameters});
+    Ok(json!({"type": "function", "function": function}))
+}
+
+/// A chat's choice among its `functions`, of which only the allowed ones stay.
+fn tool_choice(choice: &Value, functions: &mut Vec<Value>) -> Result<Value, String> {
+    let named = |tool: &Value| {
+        let is_function = matches!(tool["type"].as_str(), Some("function" | "custom"));
+        tool["name"].as_str().filter(|_| is_function).map(|name| chat_name(tool["namespace"].as_str(), name))
+    };
+    if choice.is_string() {
+        return Ok(choice.clone());
+    }
+    if let Some(name) = named(choice) {
+        return Ok(json!({"type": "function", "function": {"name": name}}));
+    }
+    match (choice["type"].as_str(), choice["tools"].as_array(), choice["mode"].as_str()) {
+        (Some("allowed_tools"), Some(allowed), Some(mode @ ("auto" | "required"))) => {
+            let allowed: Vec<String> = allowed.iter().filter_map(named).collect();
+            functions.retain(|function| function["function"]["name"].as_str().is_some_and(|name| allowed.iter().any(|one| one == name)));
+            Ok(mode.into())
+        }
+        _ => Err("tool_choice is a word, a function or custom tool with its name, or `allowed_tools` with a mode and tools".to_owned()),
+    }
+}
