@@ -97,6 +97,10 @@ pub struct AgentConfig {
     /// Routers to serve, each `HOST:PORT` of a router's agent port. A name that resolves to several
     /// addresses means one router at each.
     pub router: Vec<String>,
+    /// Engines that run already, each `http://HOST:PORT` or `unix:PATH`, which the agent serves in
+    /// place of starting some: vLLM, or whatever speaks OpenAI's API. Their processes, GPUs and
+    /// flags are never touched.
+    pub attach: Vec<String>,
     /// File that says which router to serve, in place of `router`: the `endpoint.json` of a fleet
     /// of batch jobs. It is read again while no router has this agent, and every 15 s. Nobody but
     /// its owner may be able to change it.
@@ -218,6 +222,7 @@ impl Default for AgentConfig {
     fn default() -> Self {
         Self {
             router: vec!["127.0.0.1:8001".into()],
+            attach: Vec::new(),
             router_file: PathBuf::new(),
             join_token_file: PathBuf::new(),
             identity_dir: PathBuf::new(),

@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 
 use hostler_boot::program::ProgramLookup;
 
-use crate::config::EngineKind;
+use crate::bridge::{AttachTarget, AttachTargetError};
+use crate::config::{AgentConfig, EngineKind};
 pub(crate) use crate::gpu::Gpu;
 use crate::gpu::visible::{self, VisibleDevicesError};
 use crate::gpu::{DriverError, GpuDriver, MigSliceNeedsUuid};
@@ -36,8 +37,17 @@ pub struct ReplicaPlan {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EngineProgram {
-    Vllm { program: PathBuf },
-    Simulated { program: PathBuf },
+    Vllm {
+        program: PathBuf,
+    },
+    Simulated {
+        program: PathBuf,
+    },
+    /// Engines that somebody else runs. A bridge of this program stands in the place of each.
+    Attached {
+        program: PathBuf,
+        targets: Vec<AttachTarget>,
+    },
 }
 
 /// Reasons why no engine can be started here. Each says what to change.
@@ -60,6 +70,10 @@ pub enum HostError {
     /// vLLM is installed, but no model was named.
     #[error("no model was given: name one with --model PATH_OR_ID, or use --engine simulated")]
     NoModel,
+    #[error(transparent)]
+    Attach(#[from] AttachTargetError),
+    #[error("--attach serves engines that run already: leave out {what}, which is for engines that the agent starts")]
+    AttachOnly { what: &'static str },
     #[error("the engine argument `{argument}` cannot be used: {because}")]
     ReservedArgument { argument: String, because: &'static str },
 }
@@ -76,8 +90,10 @@ impl Host {
     pub(crate) async fn discover(engine: &EngineProgram, library: &Path, visible: Option<&str>) -> Result<Self, HostError> {
         let library = Some(library).filter(|path| !path.as_os_str().is_empty());
         let without = |reason: &str| Self { name: host_name(), gpus: Vec::new(), driver: None, no_gpu_because: Some(reason.to_owned()) };
-        if matches!(engine, EngineProgram::Simulated { .. }) && library.is_none() {
-            return Ok(without("the simulated engine needs none"));
+        match engine {
+            EngineProgram::Simulated { .. } if library.is_none() => return Ok(without("the simulated engine needs none")),
+            EngineProgram::Attached { .. } => return Ok(without("attached engines have their own")),
+            EngineProgram::Simulated { .. } | EngineProgram::Vllm { .. } => {}
         }
         let driver = match (GpuDriver::open(library).await, library) {
             (Ok(driver), _) => driver,
@@ -113,6 +129,20 @@ pub(crate) fn choose_program(
         }
         (EngineKind::Auto, false, Some(_)) | (EngineKind::Vllm, false, _) => Err(HostError::NoModel),
     }
+}
+
+/// The engines of `--attach`, if there are some.
+pub(crate) fn attached_engines(config: &AgentConfig, this_program: &Path) -> Result<Option<EngineProgram>, HostError> {
+    if config.attach.is_empty() {
+        return Ok(None);
+    }
+    let superfluous =
+        [("arguments after `--`", !config.engine_args.is_empty()), ("--replicas", config.replicas != 0), ("--tp", config.tp > 1)];
+    if let Some((what, _)) = superfluous.into_iter().find(|(_, is_given)| *is_given) {
+        return Err(HostError::AttachOnly { what });
+    }
+    let targets = config.attach.iter().map(|target| AttachTarget::parse(target)).collect::<Result<_, _>>()?;
+    Ok(Some(EngineProgram::Attached { program: this_program.to_owned(), targets }))
 }
 
 /// GiB of memory that each of `engines` engines without a GPU may use as KV cache.

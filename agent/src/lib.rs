@@ -5,6 +5,7 @@
 //! routers.
 
 mod advise;
+pub mod bridge;
 mod cache;
 mod checks;
 mod config;
@@ -183,11 +184,14 @@ pub struct Agent {
 pub fn check_engine(config: &AgentConfig) -> Result<(), AgentError> {
     match choose_engine(config, Path::new(""))? {
         EngineProgram::Vllm { .. } => Ok(plan::check_model_path(&config.model)?),
-        EngineProgram::Simulated { .. } => Ok(()),
+        EngineProgram::Simulated { .. } | EngineProgram::Attached { .. } => Ok(()),
     }
 }
 
 fn choose_engine(config: &AgentConfig, simulated: &Path) -> Result<EngineProgram, HostError> {
+    if let Some(attached) = host::attached_engines(config, simulated)? {
+        return Ok(attached);
+    }
     let vllm = find_program(&config.vllm_bin, std::env::var_os("PATH").as_deref());
     host::choose_program(config.engine, !config.model.is_empty(), &vllm, simulated)
 }

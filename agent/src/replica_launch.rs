@@ -119,6 +119,7 @@ impl Agent {
     fn engine_setup(&self, plan: &ReplicaPlan, command: &CommandLine) -> EngineSetup {
         EngineSetup {
             simulated: matches!(self.engine, EngineProgram::Simulated { .. }),
+            attached: matches!(self.engine, EngineProgram::Attached { .. }),
             profile: self.config.profile.as_str(),
             python_front_end_reason: match self.plan.front_end.in_use {
                 FrontEndInUse::Python => self.plan.front_end.because.clone(),

@@ -5,6 +5,7 @@ mod advise;
 mod agent;
 mod batch;
 mod bench;
+mod bridge;
 mod cluster;
 mod connect;
 mod controller;
@@ -145,6 +146,9 @@ enum Command {
     /// was killed.
     #[command(after_help = hostler_batch::EXIT_CODES)]
     Batch(batch::BatchCommandArgs),
+    /// Stand in the place of an engine that somebody else runs; started by agents.
+    #[command(hide = true)]
+    Bridge(bridge::BridgeArgs),
     /// The simulated engine.
     #[command(subcommand)]
     Sim(sim::Sim),
@@ -307,6 +311,7 @@ fn run(mut cli: Cli, given: CommandFlags<'_>, adjust_router: AdjustRouter) -> an
         Command::Report(args) => runtime.block_on(report::report(&CommandFlags::default().load(file.as_deref(), None)?, &args)),
         Command::Bench(args) => runtime.block_on(bench::bench(&args, file.as_deref())),
         Command::Batch(args) => runtime.block_on(batch::batch(&args, file.as_deref())),
+        Command::Bridge(args) => runtime.block_on(bridge::bridge(args)),
         Command::Sim(sim) => runtime.block_on(sim::run(sim)),
         Command::Simulate(args) => simulate::simulate(&args),
         Command::Check { file: named } => settings::check(named.or(file).as_deref()),

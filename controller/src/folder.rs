@@ -242,7 +242,8 @@ impl FleetFolder {
     /// As for `change_entries`.
     pub fn change_wanted<T>(&self, jobs: JobSettings, change: impl FnOnce(&mut Vec<FleetEntry>) -> T) -> Result<(T, bool), FolderError> {
         self.change_file(|file| {
-            let has_changed = file.jobs.replace(jobs).is_some_and(|before| Some(before) != file.jobs);
+            let has_changed = file.jobs.as_ref().is_some_and(|before| before.changes_jobs_of(&file.entries, &jobs));
+            file.jobs = Some(jobs);
             (change(&mut file.entries), has_changed)
         })
     }

@@ -45,7 +45,8 @@ const DIGEST_BYTES: usize = 8;
 ///
 /// Everybody can read the arguments with `ps` and `qstat -f`, so the shell's lines are in a file.
 pub(crate) fn render(submission: &Submission) -> RenderedSubmission {
-    let mut arguments: Vec<String> = vec!["-N".into(), submission.name.clone()];
+    // Without `-f`, qsub leaves a process of its own for a minute, with all files that it inherits.
+    let mut arguments: Vec<String> = vec!["-f".into(), "-N".into(), submission.name.clone()];
     if submission.parts > 1 {
         arguments.extend(["-J".into(), format!("1-{}", submission.parts)]);
     }

@@ -37,6 +37,8 @@ impl Observation {
 pub struct EngineSetup {
     /// The simulated engine has no front-end process.
     pub simulated: bool,
+    /// Whether somebody else runs the engine.
+    pub attached: bool,
     /// Why the Rust front-end is not used. Empty if it is used, until it fails to start.
     pub python_front_end_reason: String,
     pub profile: &'static str,
@@ -51,6 +53,11 @@ pub struct EngineSetup {
 }
 
 impl EngineSetup {
+    /// Where the engine listens that somebody else runs.
+    pub(crate) fn attached_to(&self) -> Option<&str> {
+        self.attached.then(|| self.arguments.get(1).map(String::as_str)).flatten()
+    }
+
     pub(super) fn has_flag(&self, flag: &str) -> bool {
         is_given(&self.arguments, flag)
     }

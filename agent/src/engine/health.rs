@@ -125,7 +125,7 @@ async fn await_ready(
             return None;
         }
         match client.get("/health", HEALTH_TIMEOUT).await {
-            Ok(reply) if reply.status == StatusCode::OK => match read_all_models(client, socket, wanted).await {
+            Ok(reply) if is_healthy(&reply) => match read_all_models(client, socket, wanted).await {
                 Ok(models) => return Some(models),
                 // An engine that is healthy but names no model will not become ready by waiting, so
                 // log the reason once.
@@ -253,10 +253,16 @@ impl HealthFailures {
 
 fn health_error(answer: &Result<ApiReply, FetchError>) -> Option<String> {
     match answer {
-        Ok(reply) if reply.status == StatusCode::OK => None,
+        Ok(reply) if is_healthy(reply) => None,
         Ok(reply) => Some(format!("status {}", reply.status.as_u16())),
         Err(error) => Some(error.to_string()),
     }
+}
+
+/// Whether an engine says that it serves. vLLM has the route; for others, which may lack it, their
+/// list of models says so.
+fn is_healthy(reply: &ApiReply) -> bool {
+    matches!(reply.status, StatusCode::OK | StatusCode::NOT_FOUND)
 }
 
 async fn read_models(client: &mut ApiClient) -> Result<Vec<ModelCard>, String> {

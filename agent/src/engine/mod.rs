@@ -40,7 +40,7 @@ use self::supervisor::Supervisor;
 use crate::cache::{self, CacheLog};
 use crate::crashes::CrashLog;
 use crate::gpu::{CpuBinding, GpuAvailability};
-use crate::host::HostError;
+use crate::host::{EngineProgram, HostError};
 use crate::keeper::wire::{KeeperRequest, LaunchSpec};
 use crate::keeper::{self, AgentDeathPolicy, KeeperClient, KeeperNotices, KeeperSource, SurvivingEngine};
 use crate::probe::LoadSample;
@@ -58,6 +58,9 @@ const MAX_QUEUED_COMMANDS: usize = 16;
 ///
 /// Delays of a second were seen on busy machines.
 const SUSPENDED_AFTER: Duration = Duration::from_secs(2);
+
+/// Longer than any agent lives: nobody waits for an attached engine, and it is never ended.
+const FOR_EVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
 #[derive(Debug, Clone)]
 pub struct EngineSpec {
@@ -104,6 +107,7 @@ impl EngineSpec {
     /// Decisions of the agent as a whole have defaults: the engine ends with the agent, is not
     /// bound to cores, has one command line and starts at once. Fails as `command_line` does.
     pub fn new(launch: &LaunchContext<'_>, log: PathBuf, keepers: KeeperSource) -> Result<Self, HostError> {
+        let is_attached = matches!(launch.engine, EngineProgram::Attached { .. });
         Ok(Self {
             node: launch.config.node.clone(),
             index: launch.replica.index,
@@ -112,7 +116,7 @@ impl EngineSpec {
             directory: launch.directory.to_owned(),
             run_dirs: None,
             log,
-            startup_timeout: launch.config.startup_timeout,
+            startup_timeout: if is_attached { FOR_EVER } else { launch.config.startup_timeout },
             drain_timeout: launch.config.drain_timeout,
             stop_grace: launch.config.stop_grace,
             probe_interval: launch.config.probe_interval,
@@ -123,8 +127,8 @@ impl EngineSpec {
             gpu_availability: None,
             fallback: None,
             start_order: Arc::new(StartOrder::unordered()),
-            stall_timeout: launch.config.stall_timeout,
-            canary_interval: launch.config.canary_interval,
+            stall_timeout: if is_attached { FOR_EVER } else { launch.config.stall_timeout },
+            canary_interval: if is_attached { Duration::ZERO } else { launch.config.canary_interval },
         })
     }
 }

@@ -39,6 +39,9 @@ pub(super) struct ReplicaContext<'a> {
 
 /// Flags of one replica, in the order of the command line.
 pub(super) fn choose_flags(setup: &EnginePlanSetup, place: &ReplicaContext<'_>) -> Vec<FlagChoice> {
+    if setup.attached {
+        return Vec::new();
+    }
     let mut list = FlagList { given: EngineArguments(&setup.arguments), choices: Vec::new() };
     if !setup.simulated {
         add_shutdown_flags(&mut list, setup);

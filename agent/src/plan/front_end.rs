@@ -45,6 +45,9 @@ pub(super) fn choose(
             FrontEnd::Python | FrontEnd::Auto => python("the simulated engine has its own"),
         });
     }
+    if setup.attached {
+        return Ok(python("the engine runs already"));
+    }
     let absent = || match setup.version {
         Some(version) => format!("the installed vLLM {version} comes without it"),
         None => "the version of vLLM is unknown".to_owned(),

@@ -65,7 +65,7 @@ pub async fn plan_inventory(found: Inventory, config: AgentConfig) -> Result<Pla
     };
     let planned = tokio::task::spawn_blocking(move || {
         let traces = match engine {
-            EngineProgram::Simulated { .. } => EngineTraces::Unasked,
+            EngineProgram::Simulated { .. } | EngineProgram::Attached { .. } => EngineTraces::Unasked,
             EngineProgram::Vllm { .. } => EngineTraces::of(TraceSettings::from_process(), installed.as_ref()),
         };
         let ground = PlanInput {

@@ -84,6 +84,8 @@ pub fn make_plan(ground: &PlanInput<'_>, config: &AgentConfig) -> Result<Plan, P
     let setup = EnginePlanSetup { traces: ground.traces.clone(), ..EnginePlanSetup::new(ground.engine, ground.version, config) };
     let model = if setup.simulated {
         ModelInfo::Unknown { because: "the simulated engine has no model".to_owned() }
+    } else if setup.attached {
+        ModelInfo::Unknown { because: "its engine runs already".to_owned() }
     } else {
         check_model_path(&config.model)?;
         ModelFacts::read(&config.model, &setup.arguments, ground.downloads)
@@ -113,7 +115,7 @@ fn plan_for_model(ground: &PlanInput<'_>, config: &AgentConfig, setup: EnginePla
     let setup = setup.for_model(&model);
     let front_end = front_end::choose(config.front_end, ground.rust_front_end, &setup, &model)?;
     let (layout, replicas) = if ground.gpus.is_empty() {
-        (None, plan_cpu_replicas(config, &setup)?)
+        (None, plan_cpu_replicas(config, ground.engine, &setup)?)
     } else {
         let question = layout::LayoutRequest {
             model: &model,
@@ -134,11 +136,15 @@ fn plan_for_model(ground: &PlanInput<'_>, config: &AgentConfig, setup: EnginePla
     Ok(plan)
 }
 
-fn plan_cpu_replicas(config: &AgentConfig, setup: &EnginePlanSetup) -> Result<Vec<ReplicaPlan>, PlanError> {
+fn plan_cpu_replicas(config: &AgentConfig, engine: &EngineProgram, setup: &EnginePlanSetup) -> Result<Vec<ReplicaPlan>, PlanError> {
     if config.tp > 1 && !setup.simulated {
         return Err(PlanError::NoGpus { tp: config.tp });
     }
-    let default = if setup.simulated { SIMULATED_REPLICAS } else { 1 };
+    let default = match engine {
+        EngineProgram::Attached { targets, .. } => u32::try_from(targets.len()).unwrap_or(u32::MAX),
+        EngineProgram::Simulated { .. } => SIMULATED_REPLICAS,
+        EngineProgram::Vllm { .. } => 1,
+    };
     let replicas = if config.replicas == 0 { default } else { config.replicas };
     Ok((0..replicas).map(|index| ReplicaPlan { index, gpus: Vec::new() }).collect())
 }

@@ -52,6 +52,8 @@ const CPU_STEPS: StepLimits = StepLimits { tokens: 2_048, sequences: 128 };
 #[derive(Debug, Clone)]
 pub struct EnginePlanSetup {
     pub simulated: bool,
+    /// Whether somebody else runs the engines.
+    pub attached: bool,
     /// Release of vLLM; unknown counts as older than every one.
     pub version: Option<VllmVersion>,
     pub profile: Profile,
@@ -116,6 +118,7 @@ impl EnginePlanSetup {
     pub fn new(engine: &EngineProgram, version: Option<VllmVersion>, config: &AgentConfig) -> Self {
         Self {
             simulated: matches!(engine, EngineProgram::Simulated { .. }),
+            attached: matches!(engine, EngineProgram::Attached { .. }),
             version,
             profile: config.profile,
             arguments: expand_config_file(&config.engine_args),
@@ -125,7 +128,7 @@ impl EnginePlanSetup {
             traces: EngineTraces::Unasked,
             parsers: match engine {
                 EngineProgram::Simulated { .. } => PlannedParsers::simulated(),
-                EngineProgram::Vllm { .. } => PlannedParsers::without("the model was not read"),
+                EngineProgram::Vllm { .. } | EngineProgram::Attached { .. } => PlannedParsers::without("the model was not read"),
             },
         }
     }

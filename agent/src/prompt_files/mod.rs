@@ -115,7 +115,9 @@ impl PromptFileSource {
     #[must_use]
     pub fn new(engine: &EngineProgram, config: &AgentConfig) -> Self {
         match engine {
-            EngineProgram::Vllm { .. } => Self(SourceKind::Disk(TokenizerSpec::new(&config.model, &config.engine_args))),
+            EngineProgram::Vllm { .. } | EngineProgram::Attached { .. } => {
+                Self(SourceKind::Disk(TokenizerSpec::new(&config.model, &config.engine_args)))
+            }
             EngineProgram::Simulated { .. } => Self(SourceKind::Engine),
         }
     }

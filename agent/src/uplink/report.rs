@@ -157,10 +157,17 @@ fn state(replica: &Replica, status: EngineStatus) -> wire::ReplicaState {
     };
     let watched = replica.engine.cache().watch().borrow().clone();
     let cache = cache_watch(&watched, status.epoch);
-    let launch = launch(&replica.traits.setup, &status);
+    let setup = &replica.traits.setup;
+    let launch = launch(setup, &status);
+    let reason = match setup.attached_to() {
+        Some(target) if status.phase == Phase::Ready => {
+            format!("attached to {target}: not ours, so it is neither started again nor ended when it hangs")
+        }
+        _ => status.reason,
+    };
     wire::ReplicaState {
         phase: phase.into(),
-        reason: status.reason,
+        reason,
         models: status.models.iter().map(|card| wire::Model { id: card.id.clone(), card: card.raw.clone() }).collect(),
         engine_version: status.version.map(|version| version.to_string()).unwrap_or_default(),
         engine_pid: status.pid.unwrap_or(0),
@@ -213,6 +220,7 @@ fn gpu_readings(readings: &[GpuReading]) -> Option<wire::GpuReadings> {
 
 fn launch(setup: &EngineSetup, status: &EngineStatus) -> wire::Launch {
     let front_end = match status.front_end {
+        _ if setup.attached => "attached",
         FrontEndInUse::Python => "python",
         FrontEndInUse::Rust => "rust",
     };

@@ -145,6 +145,7 @@ fn cache_events_obstacle(launch: &LaunchContext<'_>) -> Option<String> {
         return Some("the run directory's name is not UTF-8, so the engine cannot be told where to send cache events".to_owned());
     }
     match (launch.engine, launch.version) {
+        (EngineProgram::Attached { .. }, _) => Some("an attached engine's cache events are not known".to_owned()),
         (EngineProgram::Vllm { .. }, None) => Some("the version of vLLM is unknown, so its cache events are not asked for".to_owned()),
         (EngineProgram::Vllm { .. }, Some(version)) if version < CACHE_EVENTS_SINCE => {
             Some(format!("vLLM {version} has no cache events that are understood; {CACHE_EVENTS_SINCE} is the first that has"))
@@ -173,9 +174,14 @@ fn cache_event_arguments(launch: &LaunchContext<'_>) -> Vec<OsString> {
 pub fn command_line(launch: &LaunchContext<'_>) -> Result<CommandLine, HostError> {
     let given = expand_config_file(&launch.config.engine_args);
     check_reserved(&EngineArguments(&given))?;
+    if let EngineProgram::Attached { program, targets } = launch.engine {
+        let target = targets.get(launch.replica.index as usize).map(ToString::to_string).unwrap_or_default();
+        let arguments = vec!["bridge".into(), target.into(), "--uds".into(), socket_path(launch.directory).into()];
+        return Ok(CommandLine { program: program.clone(), arguments, set: Vec::new(), unset: NOT_INHERITED.to_vec() });
+    }
     let (program, mut arguments) = match launch.engine {
         EngineProgram::Vllm { program } => (program, vllm_arguments(launch)),
-        EngineProgram::Simulated { program } => (program, simulated_arguments(launch)),
+        EngineProgram::Simulated { program } | EngineProgram::Attached { program, .. } => (program, simulated_arguments(launch)),
     };
     arguments.extend(launch.choices.iter().flat_map(FlagChoice::to_arguments).map(OsString::from));
     arguments.append(&mut cache_event_arguments(launch));

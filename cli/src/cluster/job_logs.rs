@@ -6,9 +6,9 @@ use std::time::SystemTime;
 
 use super::controller_process::last_lines;
 
-/// Prefixes of lines from Slurm's own programs. Such lines report the exit code of a program that
-/// has already said why it failed.
-const LAUNCHERS: [&str; 2] = ["srun: ", "slurmstepd: "];
+/// Prefixes of lines that follow a cause: the exit code from Slurm's own programs, and the agent's
+/// advice.
+const AFTER_THE_CAUSE: [&str; 3] = ["srun: ", "slurmstepd: ", "what to do: "];
 
 /// The last line that a job has printed since then.
 pub(super) fn last_words(logs: &Path, since: SystemTime) -> Option<String> {
@@ -20,7 +20,7 @@ pub(super) fn last_words_of(files: impl IntoIterator<Item = PathBuf>, since: Sys
     let dated = files.into_iter().filter_map(|path| Some((path.metadata().ok()?.modified().ok()?, path)));
     let (_, newest) = dated.filter(|(changed, _)| *changed >= since).max()?;
     let lines: Vec<String> = last_lines(&newest).ok()?.into_iter().filter(|line| !line.trim().is_empty()).collect();
-    let own = lines.iter().rfind(|line| !LAUNCHERS.iter().any(|launcher| line.starts_with(launcher)));
+    let own = lines.iter().rfind(|line| !AFTER_THE_CAUSE.iter().any(|beginning| line.starts_with(beginning)));
     own.or(lines.last()).cloned()
 }
 
@@ -35,6 +35,7 @@ mod tests {
         let cause = "error: there is no vLLM in PATH";
         for (text, expected) in [
             (format!("starting\n{cause}\nsrun: error: node1: task 0: Exited with exit code 1\n\n"), Some(cause)),
+            (format!("{cause}\nwhat to do: install it\n"), Some(cause)),
             ("srun: error: Unable to create step\n".to_owned(), Some("srun: error: Unable to create step")),
             ("\n".to_owned(), None),
         ] {

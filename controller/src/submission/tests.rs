@@ -86,7 +86,7 @@ fn the_controllers_job_has_its_own_options_and_name() {
     . ~/vllm/bin/activate
     exec /bin/hostler controller --job --config /home/anna/hostler.toml
     END_OF_JOB
-    qsub -N NAME -r y -j oe -o /home/anna/fleet/jobs/ -l 'walltime=24:00:00' -A climate -W 'depend=afterany:12.head' -q small -- /bin/bash -l /home/anna/fleet/controller/DIGEST.sh
+    qsub -f -N NAME -r y -j oe -o /home/anna/fleet/jobs/ -l 'walltime=24:00:00' -A climate -W 'depend=afterany:12.head' -q small -- /bin/bash -l /home/anna/fleet/controller/DIGEST.sh
     ");
     assert!(!submission.name.starts_with("hostler-"), "{}", submission.name);
 }

@@ -70,6 +70,8 @@ impl Model {
 pub(crate) struct EngineLaunch {
     /// The rules by which the engine's front-end prepares messages.
     pub dialect: Dialect,
+    /// Whether somebody else runs the engine, so that its flags are not known.
+    pub is_attached: bool,
     /// The engine's flags.
     pub flags: Vec<String>,
     /// The longest context that the engine takes, if known.
@@ -96,7 +98,7 @@ impl EngineLaunch {
     /// Mistral's own tokenizer have a parser without a flag.
     pub(crate) fn refuses_tools(&self) -> bool {
         let is_parsed_unasked = |flag: &String| flag.contains("gpt-oss") || flag.contains("stral");
-        !self.has_flag("--tool-call-parser") && !self.has_flag("--config") && !self.flags.iter().any(is_parsed_unasked)
+        !self.is_attached && !self.has_flag("--tool-call-parser") && !self.has_flag("--config") && !self.flags.iter().any(is_parsed_unasked)
     }
 }
 

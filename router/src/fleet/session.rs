@@ -457,6 +457,7 @@ fn parse_launch(launch: &wire::Launch) -> EngineLaunch {
     let max_context_tokens = Some(launch.max_model_len.min(MAX_CONTEXT_TOKENS)).filter(|tokens| *tokens > 0);
     EngineLaunch {
         dialect: Dialect::from_front_end(&launch.front_end),
+        is_attached: launch.front_end == "attached",
         flags: launch.arguments.clone(),
         max_context_tokens,
         missing_routes: launch.missing_routes.clone(),

@@ -28,7 +28,7 @@ const FLAGS_OF_ALL: [&str; 4] = ["--config", "--skip-tokenizer-init", "--enable-
 pub(crate) fn check_engine(launch: Option<&EngineLaunch>, api: StreamApi) -> Result<(), NotResumed> {
     let launch = launch.ok_or(NotResumed::Engine)?;
     let has = |names: &[&str]| names.iter().any(|name| launch.has_flag(name));
-    if has(&FLAGS_OF_ALL) {
+    if launch.is_attached || has(&FLAGS_OF_ALL) {
         return Err(NotResumed::Engine);
     }
     let parses_chats =

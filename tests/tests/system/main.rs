@@ -5,6 +5,7 @@
 
 mod access;
 mod admission;
+mod attach;
 mod batch;
 mod bench;
 mod billing;

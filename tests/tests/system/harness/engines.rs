@@ -1,10 +1,12 @@
 //! Simulated engines in this process, and the pace of a paused clock.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use hostler_agent::bridge::AttachTarget;
 use hostler_agent::keeper::{EngineLaunch, InProcessEngines};
 use hostler_sim::EngineArgs;
 use tokio::time::Instant;
@@ -15,6 +17,9 @@ pub(super) fn in_process() -> Arc<InProcessEngines> {
 }
 
 fn run(launch: EngineLaunch, terminate: CancellationToken) -> BoxFuture<'static, bool> {
+    if launch.arguments.first().is_some_and(|first| first == "bridge") {
+        return attach(launch, terminate).boxed();
+    }
     async move {
         let is_set = |name: &str| launch.set.iter().any(|(set, value)| set == name && value != "0");
         // Skip `sim engine`.
@@ -33,6 +38,13 @@ fn run(launch: EngineLaunch, terminate: CancellationToken) -> BoxFuture<'static,
         }
     }
     .boxed()
+}
+
+/// A bridge, as `hostler bridge TARGET --uds SOCKET`.
+async fn attach(launch: EngineLaunch, terminate: CancellationToken) -> bool {
+    let [_, target, _, socket] = &launch.arguments[..] else { return false };
+    let target = AttachTarget::parse(&target.to_string_lossy()).expect("the agent has checked it");
+    hostler_agent::bridge::run(target, Path::new(socket), terminate).await.is_ok()
 }
 
 /// Step of a paused clock while all tasks wait.

@@ -105,7 +105,15 @@ impl Setup {
         self
     }
 
+    /// Agents with engines that run already.
+    pub(crate) fn attach(self, targets: &[String]) -> Self {
+        self.agent(|agent| (agent.attach, agent.replicas) = (targets.to_vec(), 0))
+    }
+
     fn engine_args(&self, agent: usize) -> Vec<String> {
+        if !self.agent.attach.is_empty() {
+            return Vec::new();
+        }
         let own = self.engine_of.iter().filter(|(of, _)| *of == agent).flat_map(|(_, flags)| flags);
         let mut flags: Vec<String> = self.engine.iter().chain(own).cloned().collect();
         for (flag, value) in ENGINE_DEFAULTS {

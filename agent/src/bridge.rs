@@ -1,0 +1,180 @@
+//! The subcommand `bridge`: stands in the place of an engine that somebody else runs.
+//!
+//! It listens on the socket that an engine of the agent would have, and passes each connection's
+//! bytes to the other one. It waits until that can be reached, and ends when it no longer can, so
+//! the agent's supervision of engines applies. The other engine's process is never touched.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional};
+use tokio::net::{TcpStream, UnixListener, UnixStream};
+use tokio::sync::mpsc;
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+/// How often an engine that cannot be reached yet is tried.
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Time limit for a connection to the engine.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Where an engine listens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AttachTarget {
+    /// `HOST:PORT`
+    Tcp(String),
+    Unix(PathBuf),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AttachTargetError {
+    #[error("cannot attach to {0:?}: give http://HOST:PORT, or unix:PATH")]
+    Form(String),
+    #[error("cannot attach to {0:?}: engines are reached without TLS, on this host or over a network that you trust")]
+    Tls(String),
+    #[error("cannot attach to {0:?}: an engine's API begins at the root, so leave out the path")]
+    Path(String),
+}
+
+impl AttachTarget {
+    /// Parses `http://HOST:PORT`, without a port 80, or `unix:PATH`.
+    ///
+    /// # Errors
+    /// If it is neither.
+    pub fn parse(text: &str) -> Result<Self, AttachTargetError> {
+        if let Some(path) = text.strip_prefix("unix:") {
+            let path = path.strip_prefix("//").unwrap_or(path);
+            return if path.is_empty() { Err(AttachTargetError::Form(text.to_owned())) } else { Ok(Self::Unix(path.into())) };
+        }
+        if text.starts_with("https:") {
+            return Err(AttachTargetError::Tls(text.to_owned()));
+        }
+        let url: http::Uri = text.parse().map_err(|_| AttachTargetError::Form(text.to_owned()))?;
+        let (Some("http"), Some(authority)) = (url.scheme_str(), url.authority()) else {
+            return Err(AttachTargetError::Form(text.to_owned()));
+        };
+        if !matches!(url.path(), "" | "/") || url.query().is_some() {
+            return Err(AttachTargetError::Path(text.to_owned()));
+        }
+        Ok(Self::Tcp(format!("{}:{}", authority.host(), authority.port_u16().unwrap_or(80))))
+    }
+
+    async fn connect(&self) -> io::Result<Box<dyn Stream>> {
+        let connected = timeout(CONNECT_TIMEOUT, async {
+            Ok(match self {
+                Self::Tcp(address) => {
+                    let stream = TcpStream::connect(address).await?;
+                    stream.set_nodelay(true)?;
+                    Box::new(stream) as Box<dyn Stream>
+                }
+                Self::Unix(path) => Box::new(UnixStream::connect(path).await?),
+            })
+        });
+        connected.await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl fmt::Display for AttachTarget {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => write!(out, "http://{address}"),
+            Self::Unix(path) => write!(out, "unix:{}", path.display()),
+        }
+    }
+}
+
+trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+
+#[derive(Debug, thiserror::Error)]
+pub enum BridgeError {
+    #[error("cannot listen at {}: {source}", path.display())]
+    Listen { path: PathBuf, source: io::Error },
+    #[error("{target} cannot be reached any more: {source}")]
+    Lost { target: AttachTarget, source: io::Error },
+}
+
+/// Serves `socket` with the engine at `target`, until `stop` and the end of the connections that
+/// there are then.
+///
+/// # Errors
+/// If the socket cannot be listened at, or the engine can no longer be reached.
+pub async fn run(target: AttachTarget, socket: &Path, stop: CancellationToken) -> Result<(), BridgeError> {
+    let is_there = stop.run_until_cancelled(await_engine(&target)).await;
+    if is_there.is_none() {
+        return Ok(());
+    }
+    let listener = UnixListener::bind(socket).map_err(|source| BridgeError::Listen { path: socket.to_owned(), source })?;
+    let connections = TaskTracker::new();
+    let (lost, mut losses) = mpsc::channel(1);
+    loop {
+        let accepted = tokio::select! {
+            biased;
+            () = stop.cancelled() => break,
+            Some(source) = losses.recv() => return Err(BridgeError::Lost { target, source }),
+            accepted = listener.accept() => accepted,
+        };
+        // Without file descriptors there are connections that will end.
+        let Ok((mut client, _)) = accepted else {
+            sleep(RETRY_INTERVAL).await;
+            continue;
+        };
+        let (target, lost) = (target.clone(), lost.clone());
+        connections.spawn(async move {
+            match target.connect().await {
+                // Either end's fault ends the connection, and the other end sees so.
+                Ok(mut engine) => drop(copy_bidirectional(&mut client, &mut engine).await),
+                Err(source) => drop(lost.try_send(source)),
+            }
+        });
+    }
+    drop(listener);
+    connections.close();
+    connections.wait().await;
+    Ok(())
+}
+
+/// Waits until the engine can be reached, and says on standard error, the engine's log, why not.
+async fn await_engine(target: &AttachTarget) {
+    let mut said = String::new();
+    while let Err(error) = target.connect().await {
+        let why = error.to_string();
+        if why != said {
+            eprintln!("{target} cannot be reached yet: {why}");
+            said = why;
+        }
+        sleep(RETRY_INTERVAL).await;
+    }
+    eprintln!("attached to {target}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_target_is_an_address_or_a_socket() {
+        let tcp = |address: &str| Ok(AttachTarget::Tcp(address.to_owned()));
+        assert_eq!(AttachTarget::parse("http://127.0.0.1:8000"), tcp("127.0.0.1:8000"));
+        assert_eq!(AttachTarget::parse("http://[::1]:8000/"), tcp("[::1]:8000"));
+        assert_eq!(AttachTarget::parse("http://host"), tcp("host:80"));
+        for path in ["unix:/run/v.sock", "unix:///run/v.sock"] {
+            assert_eq!(AttachTarget::parse(path), Ok(AttachTarget::Unix("/run/v.sock".into())));
+        }
+        for (text, words) in [
+            ("https://host", "without TLS"),
+            ("host:8000", "http://HOST:PORT"),
+            ("unix:", "unix:PATH"),
+            ("", "http://HOST:PORT"),
+            ("http://host/v1", "leave out the path"),
+        ] {
+            let refused = AttachTarget::parse(text).unwrap_err().to_string();
+            assert!(refused.contains(words), "{refused}");
+        }
+    }
+}

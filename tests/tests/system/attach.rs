@@ -1,0 +1,65 @@
+//! Engines that somebody else runs: the agent serves them, and leaves them alone.
+
+use std::path::Path;
+
+use hostler_sim::EngineArgs;
+use serde_json::json;
+use tempfile::TempDir;
+use tokio::task::JoinHandle;
+
+use crate::harness::{CHAT, Fleet, Setup, chat, chat_stream, soon, until};
+
+/// An engine of somebody else's, which ends when it is aborted.
+fn run_engine(socket: &Path) -> JoinHandle<()> {
+    let _ = std::fs::remove_file(socket);
+    let flags = format!("--uds {} --served-model-name theirs --sim-start-ms 0 --sim-step-ms 2", socket.display());
+    let args = EngineArgs::from_flags(&flags.split_whitespace().collect::<Vec<_>>());
+    tokio::spawn(async move { hostler_sim::serve(args, std::future::pending::<()>()).await.unwrap() })
+}
+
+fn target(folder: &TempDir, name: &str) -> String {
+    format!("unix:{}", folder.path().join(name).display())
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_attached_engine_is_served_and_found_again_when_it_returns() {
+    let folder = TempDir::new().unwrap();
+    let socket = folder.path().join("a.sock");
+    let fleet = Fleet::launch(Setup::agents(1).attach(&[target(&folder, "a.sock")])).await;
+    let theirs = run_engine(&socket);
+    fleet.until_ready().await;
+    for mut body in [chat(3), chat_stream(3)] {
+        body["model"] = json!("theirs");
+        let answer = fleet.edge().post(CHAT, &body).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+    }
+    let replica = fleet.until_replica("n0/0", "both answered", |replica| replica.served == 2).await;
+    assert_eq!(replica.models, ["theirs"]);
+    assert!(replica.reason.contains("not ours"), "{}", replica.reason);
+
+    theirs.abort();
+    let _ = theirs.await;
+    fleet.until_replica("n0/0", "not ready", |replica| !replica.is_ready()).await;
+    let theirs = run_engine(&socket);
+    fleet.until_ready().await;
+    until("an answer", async || {
+        let answer = fleet.edge().post(CHAT, &json!({"model": "theirs", "messages": [{"role": "user", "content": "hi"}]})).await;
+        if answer.status == 200 { Ok(()) } else { Err(answer.text()) }
+    })
+    .await;
+    assert!(!theirs.is_finished(), "nobody ended it");
+}
+
+#[tokio::test(start_paused = true)]
+async fn attached_engines_are_left_alone_when_their_agent_ends() {
+    let folder = TempDir::new().unwrap();
+    let engines = ["a.sock", "b.sock"].map(|name| run_engine(&folder.path().join(name)));
+    let mut fleet = Fleet::start(Setup::agents(1).attach(&["a.sock", "b.sock"].map(|name| target(&folder, name)))).await;
+    for _ in 0..4 {
+        assert_eq!(fleet.edge().post(CHAT, &json!({"model": "theirs", "messages": [{"role": "user", "content": "hi"}]})).await.status, 200);
+    }
+    let agent = fleet.agents.remove(0);
+    agent.shutdown.drain();
+    soon("the agent's end", agent.task).await.unwrap().unwrap();
+    assert!(engines.iter().all(|engine| !engine.is_finished()));
+}
