@@ -192,7 +192,8 @@ async fn post(api: &Api, (path, query): (&str, &str), body: &Bytes, id: Option<&
         (_, "/collective_rpc") => Ok(api::collective_rpc(api, body)),
         (Route::LoadAdapter, _) => api::load_adapter(api, body),
         (Route::UnloadAdapter, _) => api::unload_adapter(api, body),
-        _ => set_fault(api, body).await,
+        (_, "/sim/fault") => set_fault(api, body).await,
+        _ => Ok(not_found()),
     }
 }
 

@@ -71,6 +71,8 @@ pub enum PromptFilesError {
     NoTokenizer { place: String },
     #[error("{model} is neither a folder nor downloaded to {}", cache.display())]
     NotDownloaded { model: String, cache: PathBuf },
+    #[error("--model does not say which tokenizer an attached engine has")]
+    NoModel,
     /// The engine handles text in a way that no file describes.
     #[error("the engine runs with {argument}, and only a Hugging Face tokenizer can be shared with routers")]
     OtherTokenizer { argument: String },
@@ -132,6 +134,7 @@ impl PromptFileSource {
         let loaded = async {
             match &self.0 {
                 SourceKind::Engine => fetch_from_engine(socket).await,
+                SourceKind::Disk(model) if model.is_unknown() => Err(PromptFilesError::NoModel),
                 SourceKind::Disk(model) => {
                     let model = model.clone();
                     let read = spawn_blocking(move || model.read(&hub_cache(|name| std::env::var_os(name))).map(Bundle::new));

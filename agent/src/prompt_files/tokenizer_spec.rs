@@ -46,6 +46,11 @@ impl TokenizerSpec {
         }
     }
 
+    /// Whether nobody has named a model.
+    pub(super) fn is_unknown(&self) -> bool {
+        self.tokenizer.is_empty()
+    }
+
     /// Reads the files, in the order of a bundle. `cache` is the folder of downloaded models.
     pub(super) fn read(&self, cache: &Path) -> Result<Vec<PromptFile>, PromptFilesError> {
         if let Some(argument) = &self.unsupported_argument {

@@ -145,7 +145,9 @@ fn cache_events_obstacle(launch: &LaunchContext<'_>) -> Option<String> {
         return Some("the run directory's name is not UTF-8, so the engine cannot be told where to send cache events".to_owned());
     }
     match (launch.engine, launch.version) {
-        (EngineProgram::Attached { .. }, _) => Some("an attached engine's cache events are not known".to_owned()),
+        (EngineProgram::Attached { .. }, _) => {
+            Some("not ours: attached to an engine that runs already, whose cache events are not known".to_owned())
+        }
         (EngineProgram::Vllm { .. }, None) => Some("the version of vLLM is unknown, so its cache events are not asked for".to_owned()),
         (EngineProgram::Vllm { .. }, Some(version)) if version < CACHE_EVENTS_SINCE => {
             Some(format!("vLLM {version} has no cache events that are understood; {CACHE_EVENTS_SINCE} is the first that has"))

@@ -62,11 +62,24 @@ pub(super) fn bound_load(mut load: wire::Load) -> wire::Load {
     load.in_flight = load.in_flight.min(MAX_REQUESTS);
     load.pending_tokens = load.pending_tokens.min(MAX_TOKENS);
     load.context_tokens = load.context_tokens.min(MAX_TOKENS);
-    if let Some(engine) = &mut load.engine {
-        engine.running = engine.running.min(MAX_REQUESTS);
-        engine.waiting = engine.waiting.min(MAX_REQUESTS);
-        engine.kv_blocks = engine.kv_blocks.min(MAX_TOKENS / u64::from(engine.block_size.max(1)));
-        engine.kv_use = if engine.kv_use.is_nan() { 0.0 } else { engine.kv_use.clamp(0.0, 1.0) };
+    // Each figure is named, so that a new one gets its bound.
+    if let Some(wire::EngineLoad {
+        running,
+        waiting,
+        kv_use,
+        kv_blocks,
+        block_size,
+        prompt_tokens: _,
+        generation_tokens: _,
+        preemptions: _,
+        prefix_queries: _,
+        prefix_hits: _,
+    }) = &mut load.engine
+    {
+        *running = (*running).min(MAX_REQUESTS);
+        *waiting = (*waiting).min(MAX_REQUESTS);
+        *kv_blocks = (*kv_blocks).min(MAX_TOKENS / u64::from((*block_size).max(1)));
+        *kv_use = if kv_use.is_nan() { 0.0 } else { kv_use.clamp(0.0, 1.0) };
     }
     load
 }
