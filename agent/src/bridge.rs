@@ -139,18 +139,18 @@ pub async fn run(target: AttachTarget, socket: &Path, stop: CancellationToken) -
     Ok(())
 }
 
-/// Waits until the engine can be reached, and says on standard error, the engine's log, why not.
+/// Waits until the engine can be reached, and logs why not.
 async fn await_engine(target: &AttachTarget) {
     let mut said = String::new();
     while let Err(error) = target.connect().await {
         let why = error.to_string();
         if why != said {
-            eprintln!("{target} cannot be reached yet: {why}");
+            tracing::info!(%target, reason = why, "the engine cannot be reached yet");
             said = why;
         }
         sleep(RETRY_INTERVAL).await;
     }
-    eprintln!("attached to {target}");
+    tracing::info!(%target, "attached");
 }
 
 #[cfg(test)]

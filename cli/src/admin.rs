@@ -81,13 +81,16 @@ pub(crate) enum AdminEndpoint {
 }
 
 impl AdminEndpoint {
-    /// Parses the value of `--admin`: `unix:PATH`, a path (with a slash in it), or an address with
-    /// or without `http://`.
+    /// Parses the value of `--admin`: `unix:PATH`, a path (with a slash, or without a port), or an
+    /// address with or without `http://`.
     fn parse(text: &str) -> Self {
         if let Some(path) = text.strip_prefix("unix://").or_else(|| text.strip_prefix("unix:")) {
             return Self::Socket(path.into());
         }
-        let address = text.strip_prefix("http://").unwrap_or(text).trim_end_matches('/');
+        let Some(address) = text.strip_prefix("http://").or_else(|| text.contains(':').then_some(text)) else {
+            return Self::Socket(text.into());
+        };
+        let address = address.trim_end_matches('/');
         if address.contains('/') { Self::Socket(text.into()) } else { Self::Address(address.to_owned()) }
     }
 
@@ -387,6 +390,7 @@ mod tests {
             ("unix:/tmp/s", "/tmp/s"),
             ("unix:///tmp/s", "/tmp/s"),
             ("./s.sock", "./s.sock"),
+            ("op.sock", "op.sock"),
             ("unix:s.sock", "s.sock"),
         ] {
             assert_eq!(AdminEndpoint::parse(text), AdminEndpoint::Socket(socket.into()), "{text}");

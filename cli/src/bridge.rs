@@ -6,6 +6,7 @@ use clap::Args;
 use hostler_agent::bridge::{self, AttachTarget};
 use hostler_boot::Shutdown;
 use hostler_boot::shutdown::SignalSource;
+use hostler_boot::telemetry::LogConfig;
 use tokio_util::sync::CancellationToken;
 
 #[derive(Debug, Args)]
@@ -18,6 +19,7 @@ pub(crate) struct BridgeArgs {
 }
 
 pub(crate) async fn bridge(args: BridgeArgs) -> anyhow::Result<()> {
+    hostler_boot::telemetry::init(&LogConfig::default())?;
     hostler_boot::raise_file_limit();
     let target = AttachTarget::parse(&args.target)?;
     let shutdown = Shutdown::new();

@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn anothers_engine_arguments_change_no_job() {
+    fn engine_arguments_of_another_model_change_no_job() {
         let entry = |engine_args: &[&str]| FleetEntry {
             name: "chat".to_owned(),
             model: "org/model".to_owned(),

@@ -152,7 +152,14 @@ async fn the_fleets_models_are_listed_shown_and_running() {
         let list = edge.get(path).await.json();
         let names: Vec<&Value> = list["models"].as_array().unwrap().iter().map(|model| &model["model"]).collect();
         assert_eq!(names, ["large/v2", "shared"], "{path}: {list}");
+        let digests: Vec<&str> = list["models"].as_array().unwrap().iter().map(|model| model["digest"].as_str().unwrap()).collect();
+        assert!(digests.iter().all(|digest| digest.len() == 64) && digests[0] != digests[1], "{digests:?}");
     }
+    for (stream, text) in [(json!(false), "{\"status\":\"success\"}"), (Value::Null, "{\"status\":\"success\"}\n")] {
+        let pulled = edge.post("/api/pull", &json!({"model": "shared", "stream": stream})).await;
+        assert_eq!((pulled.status.as_u16(), pulled.text().as_str()), (200, text));
+    }
+    assert_eq!(edge.post("/api/pull", &json!({"model": "none"})).await.status.as_u16(), 404);
     let shown = edge.post("/api/show", &json!({"model": "large/v2:latest"})).await.json();
     assert_eq!((&shown["model_info"]["vllm.context_length"], &shown["capabilities"]), (&json!(4096), &json!(["completion", "tools"])));
     assert_eq!(edge.post("/api/show", &json!({"name": "shared"})).await.status, 200, "the older name of the field");
@@ -183,7 +190,7 @@ async fn an_unsupported_request_is_refused_in_ollamas_form() {
         (post(OLLAMAS_CHAT, json!({"messages": []}).to_string()), 400, "the body names no model"),
         (post("/api/generate", json!({"model": MODEL, "prompt": "p", "template": "t"}).to_string()), 400, "`template` cannot be set here"),
         (post(OLLAMAS_CHAT, " ".repeat(5000)), 413, "router.max_body_bytes"),
-        (post("/api/pull", json!({"model": MODEL}).to_string()), 403, "models are served by the fleet's operator"),
+        (post("/api/push", json!({"model": MODEL}).to_string()), 403, "models are served by the fleet's operator"),
         (post("/api/create", String::new()), 403, "models are served by the fleet's operator"),
         (delete("/api/delete"), 403, "models are served by the fleet's operator"),
         (delete(OLLAMAS_CHAT), 405, "this path takes POST"),

@@ -6,8 +6,9 @@ use http::{Request, Response};
 use hyper::body::Incoming;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
 
-use super::json_response;
+use super::{json_response, success_response};
 use crate::access_log::AccessEntry;
 use crate::dispatch::Refusal;
 use crate::edge::ollama_translator::format_time;
@@ -83,6 +84,12 @@ impl CatalogModel {
         })
     }
 
+    /// A digest of the name: engines report none of the file, and Ollama's own tools cut it to twelve
+    /// characters.
+    fn digest(&self) -> String {
+        Sha256::digest(&self.name).iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
     /// An entry of `/api/tags`.
     pub(super) fn tags_entry(&self) -> Value {
         json!({
@@ -90,7 +97,7 @@ impl CatalogModel {
             "model": self.name,
             "modified_at": self.modified_at(),
             "size": 0,
-            "digest": "",
+            "digest": self.digest(),
             "details": self.details(),
         })
     }
@@ -100,7 +107,7 @@ impl CatalogModel {
             "name": self.name,
             "model": self.name,
             "size": 0,
-            "digest": "",
+            "digest": self.digest(),
             "details": self.details(),
             "expires_at": NEVER,
             "size_vram": 0,
@@ -185,20 +192,41 @@ impl Edge {
         caller: &Caller,
         entry: &AccessEntry,
     ) -> Response<EdgeBody> {
+        self.answer_about_model(request, caller, entry, |model, _| json_response(&model.show_answer())).await
+    }
+
+    /// Answers `/api/pull`: what the fleet serves is there already.
+    pub(super) async fn pull_ollama_model(
+        &self,
+        request: Box<Request<Incoming>>,
+        caller: &Caller,
+        entry: &AccessEntry,
+    ) -> Response<EdgeBody> {
+        self.answer_about_model(request, caller, entry, |_, is_stream| success_response(is_stream)).await
+    }
+
+    async fn answer_about_model(
+        &self,
+        request: Box<Request<Incoming>>,
+        caller: &Caller,
+        entry: &AccessEntry,
+        answer: impl FnOnce(&CatalogModel, bool) -> Response<EdgeBody>,
+    ) -> Response<EdgeBody> {
         #[derive(Deserialize)]
-        struct Show {
+        struct Named {
             // An older name of the field.
             #[serde(alias = "name")]
             model: String,
+            stream: Option<bool>,
         }
         let inbound = match self.read_request(request, caller, entry).await {
             Ok(read) => read,
             Err(unread) => return reply::unread_body(&unread),
         };
-        match serde_json::from_slice::<Show>(&inbound.body) {
+        match serde_json::from_slice::<Named>(&inbound.body) {
             Err(error) => self.malformed(entry, &format!("the body cannot be understood: {error}")),
-            Ok(Show { model }) => match self.find_model(&model, caller) {
-                Ok(known) => json_response(&known.show_answer()),
+            Ok(Named { model, stream }) => match self.find_model(&model, caller) {
+                Ok(known) => answer(&known, stream != Some(false)),
                 Err(refusal) => self.refuse(refusal, entry),
             },
         }

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use http::header::{self, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::ollama_translator::{
@@ -44,14 +44,14 @@ pub(super) fn translate_error(response: Response<EdgeBody>) -> Response<EdgeBody
 
 /// Whether a route at this path would change a replica behind the back of all routers.
 fn is_operators_path(path: &str) -> bool {
-    matches!(path, "/api/pull" | "/api/push" | "/api/create" | "/api/copy" | "/api/delete") || path.starts_with("/api/blobs/")
+    matches!(path, "/api/push" | "/api/create" | "/api/copy" | "/api/delete") || path.starts_with("/api/blobs/")
 }
 
 /// Refuses a request that Hostler does not support, or not with this method.
 fn refuse_path(path: &str) -> Response<EdgeBody> {
     match path {
         "/" | "/api/version" | "/api/tags" | "/api/ps" => method_not_allowed("GET, HEAD"),
-        "/api/show" | "/api/chat" | "/api/generate" | "/api/embed" | "/api/embeddings" => method_not_allowed("POST"),
+        "/api/show" | "/api/pull" | "/api/chat" | "/api/generate" | "/api/embed" | "/api/embeddings" => method_not_allowed("POST"),
         path => error_response(StatusCode::NOT_FOUND, &format!("there is no {path} here")),
     }
 }
@@ -80,6 +80,7 @@ impl Edge {
             "/api/tags" if reads => json_response(&self.list_tags(caller)),
             "/api/ps" if reads => json_response(&self.list_running(caller)),
             "/api/show" if posts => self.show_ollama_model(request, caller, entry).await,
+            "/api/pull" if posts => self.pull_ollama_model(request, caller, entry).await,
             "/api/chat" if posts => self.proxy_translated(OllamaRoute::Chat, request, caller, entry).await,
             "/api/generate" if posts => self.proxy_translated(OllamaRoute::Generate, request, caller, entry).await,
             "/api/embed" if posts => self.proxy_translated(OllamaRoute::Embed, request, caller, entry).await,
@@ -190,6 +191,16 @@ struct TranslationOptions {
 
 fn json_response(body: &Value) -> Response<EdgeBody> {
     reply::json(StatusCode::OK, body.to_string())
+}
+
+/// The end of an order that had nothing to do, as the one line of a stream or whole.
+fn success_response(is_stream: bool) -> Response<EdgeBody> {
+    let done = json!({"status": "success"});
+    let mut response = if is_stream { reply::json(StatusCode::OK, format!("{done}\n")) } else { json_response(&done) };
+    if is_stream {
+        response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/x-ndjson"));
+    }
+    response
 }
 
 fn error_response(status: StatusCode, message: &str) -> Response<EdgeBody> {

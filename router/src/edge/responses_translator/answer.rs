@@ -7,7 +7,7 @@ use bytes::Bytes;
 use hostler_api::{ChunkChoice, ChunkLogprobs, ChunkMessage, ChunkUsage, CompletionChunk};
 use serde_json::{Map, Value, json};
 
-use super::tools::{ClientTool, RenamedTools, custom_input};
+use super::tools::{NamedTool, RenamedTools, custom_input};
 use crate::edge::translation::unreadable_answer;
 
 /// Most bytes of repeated fields. Each stream keeps them, and sends them three times.
@@ -162,7 +162,7 @@ pub(super) fn token_logprobs(logprobs: Option<ChunkLogprobs>) -> Result<Vec<Valu
 }
 
 /// An item with a call of this tool.
-pub(super) fn call_item(id: &str, call_id: &str, tool: &ClientTool, arguments: &str, status: &str) -> Value {
+pub(super) fn call_item(id: &str, call_id: &str, tool: &NamedTool, arguments: &str, status: &str) -> Value {
     let mut item = json!({"id": id, "call_id": call_id, "name": tool.name, "status": status});
     if tool.is_custom {
         item["type"] = "custom_tool_call".into();

@@ -4,7 +4,7 @@ use hostler_api::{ChunkChoice, ChunkMessage, ChunkToolCall, ChunkUsage, Completi
 use serde_json::{Value, json};
 
 use super::answer::{ResponseFields, ResponseHead, call_item, message_item, output_text, reasoning_item, token_logprobs};
-use super::tools::{ClientTool, custom_input};
+use super::tools::{NamedTool, custom_input};
 use crate::edge::translation::{ArrivalTime, ChunkTranslator, TranslationError};
 use crate::sse::Dialect;
 
@@ -52,7 +52,7 @@ enum ItemKind {
     Call {
         index: usize,
         call_id: String,
-        tool: ClientTool,
+        tool: NamedTool,
     },
 }
 

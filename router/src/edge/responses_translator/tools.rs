@@ -64,13 +64,13 @@ struct CustomTool {
 
 /// A tool as the client names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct ClientTool {
+pub(super) struct NamedTool {
     pub(super) name: String,
     pub(super) namespace: Option<String>,
     pub(super) is_custom: bool,
 }
 
-impl ClientTool {
+impl NamedTool {
     /// The beginning of its calls' ids.
     pub(super) fn id_prefix(&self) -> &'static str {
         if self.is_custom { "ctc" } else { "fc" }
@@ -79,12 +79,12 @@ impl ClientTool {
 
 /// The client's tools by their names in the chat, without those of the same name.
 #[derive(Debug, Clone, Default)]
-pub(super) struct RenamedTools(HashMap<String, ClientTool>);
+pub(super) struct RenamedTools(HashMap<String, NamedTool>);
 
 impl RenamedTools {
     /// The client's tool for a name in the chat. A name that nobody has given is the client's own.
-    pub(super) fn client_tool(&self, name: &str) -> ClientTool {
-        let same = || ClientTool { name: name.to_owned(), namespace: None, is_custom: false };
+    pub(super) fn client_tool(&self, name: &str) -> NamedTool {
+        let same = || NamedTool { name: name.to_owned(), namespace: None, is_custom: false };
         self.0.get(name).cloned().unwrap_or_else(same)
     }
 
@@ -94,7 +94,7 @@ impl RenamedTools {
             if self.0.len() >= MAX_RENAMED_TOOLS {
                 return Err(format!("a request may have {MAX_RENAMED_TOOLS} tools in namespaces or in free form: send fewer"));
             }
-            self.0.insert(chat_name.clone(), ClientTool { name, namespace: namespace.map(str::to_owned), is_custom });
+            self.0.insert(chat_name.clone(), NamedTool { name, namespace: namespace.map(str::to_owned), is_custom });
         }
         Ok(chat_name)
     }
