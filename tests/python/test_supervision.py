@@ -204,6 +204,9 @@ def test_an_engine_that_hangs_under_load_is_replaced(kept: KeptFleet):
     assert kept.replica("a").served >= other.served + len(answers)
     wait_until(lambda: not alive(group=group), DONE, "no process of the group is left", pause=0.01)
     took = time.monotonic() - began
+    # It is told until the next life serves.
+    failure = wait_until(lambda: described(kept, "b")["failure"], DONE, "the failure is told")
+    cause = failure["cause"]
     # No other engine has this model's name, so its next life goes on with them.
     told = [len(stream.choices) for stream in streams]
     wait_until(lambda: all(len(stream.choices) > before for stream, before in zip(streams, told, strict=True)), DONE, "they go on")
@@ -211,8 +214,6 @@ def test_an_engine_that_hangs_under_load_is_replaced(kept: KeptFleet):
     for stream in streams:
         stream.leave()
         stream.join(DONE)
-    failure = wait_until(lambda: described(kept, "b")["failure"], DONE, "the failure is told")
-    cause = failure["cause"]
     print(f"\nSIGSTOP of core: out of service after {provable:.1f} s, group empty after {took:.1f} s: {cause}")
     assert failure["kind"] == "hang" and "no token for" in failure["cause"], failure
 
