@@ -62,7 +62,7 @@ impl StartOrder {
     ///
     /// Warming alone is for several engines that compile; simulated ones share nothing.
     pub fn for_replicas(engine: &EngineProgram, replicas: &[ReplicaPlan], command: Option<&CommandLine>, limit: Duration) -> Self {
-        if matches!(engine, EngineProgram::Simulated { .. }) {
+        if matches!(engine, EngineProgram::Simulated { .. } | EngineProgram::Attached { .. }) {
             return Self::unordered();
         }
         let eager = |argument: &OsString| argument.to_str().is_some_and(|argument| argument.replace('_', "-") == "--enforce-eager");

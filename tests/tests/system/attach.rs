@@ -51,6 +51,21 @@ async fn an_attached_engine_is_served_and_found_again_when_it_returns() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_attached_engine_that_is_not_there_keeps_no_other_waiting() {
+    let folder = TempDir::new().unwrap();
+    let theirs = run_engine(&folder.path().join("b.sock"));
+    let fleet = Fleet::launch(Setup::agents(1).attach(&["a.sock", "b.sock"].map(|name| target(&folder, name)))).await;
+    until("both known", async || {
+        let known = fleet.admin().replicas().await.map_err(|status| status.to_string())?;
+        if known.len() == 2 { Ok(()) } else { Err(format!("{known:?}")) }
+    })
+    .await;
+    fleet.until_replica("n0/1", "ready", |replica| replica.is_ready()).await;
+    let absent = fleet.until_replica("n0/0", "waits", |replica| replica.reason.contains("waits for unix:")).await;
+    assert!(!absent.is_ready() && !theirs.is_finished());
+}
+
+#[tokio::test(start_paused = true)]
 async fn attached_engines_are_left_alone_when_their_agent_ends() {
     let folder = TempDir::new().unwrap();
     let engines = ["a.sock", "b.sock"].map(|name| run_engine(&folder.path().join(name)));
