@@ -32,6 +32,7 @@ fn fields_for_placement_are_read_or_ignored_by_type() {
     let expected = Peek {
         is_stream: true,
         max_output: RequestedCount::Count(7),
+        max_tokens_at: Some(72..73),
         priority,
         is_urgent: true,
         user,
@@ -41,7 +42,8 @@ fn fields_for_placement_are_read_or_ignored_by_type() {
     };
     assert_eq!(peeked, expected);
     let odd = peek(br#"{"stream":"yes","max_tokens":-1,"priority":1.5,"user":{}}"#).unwrap();
-    assert_eq!(odd, Peek { is_urgent: true, max_output: RequestedCount::Unreadable, ..Peek::default() });
+    assert_eq!(odd, Peek { is_urgent: true, max_output: RequestedCount::Unreadable, max_tokens_at: Some(29..31), ..Peek::default() });
+    assert_eq!(peek(br#"{"max_tokens":1,"max_tokens":2,"max_tokens":3}"#).unwrap().max_tokens_at, None, "it is there more than once");
 }
 
 #[test]
