@@ -22,7 +22,7 @@ const MIN_QUEUE_LIMIT: u64 = 256;
 /// Flags with which the user decides about parsers of calls, in place of the agent.
 const TOOL_FLAGS: [&str; 2] = ["--enable-auto-tool-choice", "--tool-parser-plugin"];
 
-/// The same for parsers of reasoning.
+/// Flags with which the user decides about parsers of reasoning.
 const REASONING_FLAGS: [&str; 3] = ["--reasoning-parser-plugin", "--reasoning-config", "--structured-outputs-config"];
 
 /// Context for the flags of one replica, besides the setup.

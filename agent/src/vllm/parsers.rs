@@ -1,4 +1,4 @@
-//! Parsers of tool calls and of reasoning: those of the installed release, and the ones that a model
+//! Parsers of tool calls and of reasoning: those of the installed release, and those that a model
 //! needs.
 //!
 //! Without them vLLM refuses requests with tools, and leaves reasoning in the text (0.32, both
@@ -139,7 +139,7 @@ struct Family {
     /// Names of the parser of calls, the best first.
     tools: &'static [&'static str],
     reasoning: Option<&'static str>,
-    /// Texts of which a template with reasoning has one; empty if every model of the family reasons.
+    /// Texts of which a template with reasoning has one; empty if the whole family reasons.
     thinks_by: &'static [&'static str],
 }
 

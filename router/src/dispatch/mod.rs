@@ -176,8 +176,8 @@ impl Dispatch {
         }
     }
 
-    /// Learns from a refusal how many requests an engine takes at once. `false` if it has no others,
-    /// and so will not take this one later either.
+    /// Learns from a refusal how many requests an engine takes at once. `false` if it has no others:
+    /// then it will not take this one later either.
     fn learn_request_limit(&self, replica: &Replica) -> bool {
         let (local, engine) = (&replica.local_load, &replica.load.engine);
         // The refused request is still counted here. The engine's own count is older.

@@ -94,8 +94,8 @@ impl EngineLaunch {
         behind.or_else(next).and_then(|value| value.parse().ok()).unwrap_or_default()
     }
 
-    /// Whether the engine refuses requests in which the model may call tools. gpt-oss and models with
-    /// Mistral's own tokenizer have a parser without a flag.
+    /// Whether the engine refuses requests in which the model may call tools. Models of gpt-oss and
+    /// those with Mistral's own tokenizer have a parser without a flag.
     pub(crate) fn refuses_tools(&self) -> bool {
         let is_parsed_unasked = |flag: &String| flag.contains("gpt-oss") || flag.contains("stral");
         !self.is_attached && !self.has_flag("--tool-call-parser") && !self.has_flag("--config") && !self.flags.iter().any(is_parsed_unasked)

@@ -1,4 +1,4 @@
-//! Tools of a response as functions of a chat, and a chat's calls as the calls that the client knows.
+//! Tools of a response as functions of a chat, and the chat's calls as calls of those tools.
 //!
 //! A chat has functions alone. A function of a namespace gets the namespace into its name, as
 //! vLLM's Python front-end names it. A free-form (`custom`) tool becomes a function with one text.
