@@ -149,12 +149,17 @@ def test_errors_are_the_clients_own_with_status_and_message(client):
         (lambda: client.show("none"), 404, "none"),
         (lambda: client.chat(MODEL, MESSAGES, options={"temperature": -1}), 400, "temperature"),
         (lambda: client.generate(MODEL, "x", template="{{ .Prompt }}"), 400, "template"),
-        (lambda: client.pull(MODEL), 403, "operator"),
+        (lambda: client.pull("none"), 404, "none"),
         (lambda: client.delete(MODEL), 403, "operator"),
     ]:
         with pytest.raises(ollama.ResponseError) as error:
             refused()
         assert error.value.status_code == status and words in error.value.error, error.value
+
+
+def test_a_served_model_is_pulled_already(client):
+    assert client.pull(MODEL).status == "success"
+    assert [part.status for part in client.pull(MODEL, stream=True)] == ["success"]
 
 
 def test_an_engines_death_is_an_error_of_the_client(tmp_path):
