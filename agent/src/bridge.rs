@@ -129,7 +129,10 @@ pub async fn run(target: AttachTarget, socket: &Path, stop: CancellationToken) -
             match target.connect().await {
                 // Either end's fault ends the connection, and the other end sees so.
                 Ok(mut engine) => drop(copy_bidirectional(&mut client, &mut engine).await),
-                Err(source) => drop(lost.try_send(source)),
+                Err(source) if is_gone(&source) => drop(lost.try_send(source)),
+                // A full queue or a lack of descriptors ends this connection alone. The agent's
+                // health checks decide about an engine that answers no more.
+                Err(source) => tracing::info!(reason = %source, "a connection was refused"),
             }
         });
     }
@@ -137,6 +140,11 @@ pub async fn run(target: AttachTarget, socket: &Path, stop: CancellationToken) -
     connections.close();
     connections.wait().await;
     Ok(())
+}
+
+/// Whether nobody listens any more.
+fn is_gone(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound)
 }
 
 /// Waits until the engine can be reached, and logs why not.
@@ -156,6 +164,14 @@ async fn await_engine(target: &AttachTarget) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_full_engine_is_not_gone() {
+        assert!(is_gone(&io::ErrorKind::ConnectionRefused.into()) && is_gone(&io::ErrorKind::NotFound.into()));
+        for kind in [io::ErrorKind::WouldBlock, io::ErrorKind::TimedOut, io::ErrorKind::Other] {
+            assert!(!is_gone(&kind.into()), "{kind}");
+        }
+    }
 
     #[test]
     fn a_target_is_an_address_or_a_socket() {

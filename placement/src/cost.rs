@@ -217,6 +217,7 @@ pub fn has_room(candidate: &Candidate) -> bool {
 }
 
 /// How many requests must end before the engine takes another one.
+#[inline]
 fn excess_requests(candidate: &Candidate) -> u32 {
     match candidate.request_limit {
         0 => 0,
@@ -277,7 +278,7 @@ impl<'a> CostModel<'a> {
             queue: clamp_seconds(rates.prefill * candidate.pending as f64 * slowness).max(candidate.overdue.min(MAX_SECONDS)),
             prefill: clamp_seconds(rates.prefill_seconds(uncached, matched) * slowness),
             steps: clamp_seconds(steps as f64 * step),
-            memory: clamp_seconds(self.memory_steps(candidate, uncached).max(self.place_steps(candidate)) * step),
+            memory: clamp_seconds(self.waiting_steps(candidate, uncached) * step),
             congestion: self.congestion(matched, uncached),
             decode: clamp_seconds(DECODE_SHARE * self.output * (step + f64::from(candidate.in_flight) * slowdown)),
         }
@@ -330,9 +331,14 @@ impl<'a> CostModel<'a> {
         terms.first_token() + clamp_seconds(steps * step) + FINISH_MARGIN_SECONDS
     }
 
-    /// Steps until enough requests have ended for the engine to take this one.
-    fn place_steps(&self, candidate: &Candidate) -> f64 {
-        f64::from(excess_requests(candidate)) / f64::from(candidate.in_flight.max(1)) * self.output
+    /// Steps until the engine has memory, and a place, for this request.
+    fn waiting_steps(&self, candidate: &Candidate, uncached: u32) -> f64 {
+        let memory = self.memory_steps(candidate, uncached);
+        // Most engines have a place, and every placement prices every replica.
+        match excess_requests(candidate) {
+            0 => memory,
+            excess => memory.max(f64::from(excess) / f64::from(candidate.in_flight.max(1)) * self.output),
+        }
     }
 
     /// Steps until a running sequence has freed enough memory.
