@@ -22,6 +22,9 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// Time limit for a connection to the engine.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Most bytes of a Unix socket's path: Linux's `sun_path` has 108, with a zero at the end.
+const MAX_SOCKET_PATH: usize = 107;
+
 /// Where an engine listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AttachTarget {
@@ -38,6 +41,12 @@ pub enum AttachTargetError {
     Tls(String),
     #[error("cannot attach to {0:?}: an engine's API begins at the root, so leave out the path")]
     Path(String),
+    #[error("cannot attach to {0:?}: its port is a number from 1 to 65535")]
+    Port(String),
+    #[error("cannot attach to {0:?}: a socket's path has at most {MAX_SOCKET_PATH} bytes")]
+    LongPath(String),
+    #[error("cannot attach to {0:?}: no engine takes a name and a password, so leave them out")]
+    UserInfo(String),
 }
 
 impl AttachTarget {
@@ -48,7 +57,11 @@ impl AttachTarget {
     pub fn parse(text: &str) -> Result<Self, AttachTargetError> {
         if let Some(path) = text.strip_prefix("unix:") {
             let path = path.strip_prefix("//").unwrap_or(path);
-            return if path.is_empty() { Err(AttachTargetError::Form(text.to_owned())) } else { Ok(Self::Unix(path.into())) };
+            return match path.len() {
+                0 => Err(AttachTargetError::Form(text.to_owned())),
+                length if length > MAX_SOCKET_PATH => Err(AttachTargetError::LongPath(text.to_owned())),
+                _ => Ok(Self::Unix(path.into())),
+            };
         }
         if text.starts_with("https:") {
             return Err(AttachTargetError::Tls(text.to_owned()));
@@ -57,10 +70,18 @@ impl AttachTarget {
         let (Some("http"), Some(authority)) = (url.scheme_str(), url.authority()) else {
             return Err(AttachTargetError::Form(text.to_owned()));
         };
-        if !matches!(url.path(), "" | "/") || url.query().is_some() {
+        if !matches!(url.path(), "" | "/") || url.query().is_some() || text.contains('#') {
             return Err(AttachTargetError::Path(text.to_owned()));
         }
-        Ok(Self::Tcp(format!("{}:{}", authority.host(), authority.port_u16().unwrap_or(80))))
+        let (name, port) = (authority.host(), &authority.as_str()[authority.host().len()..]);
+        match (authority.as_str().contains('@'), port) {
+            (true, _) => Err(AttachTargetError::UserInfo(text.to_owned())),
+            (false, "") => Ok(Self::Tcp(format!("{name}:80"))),
+            (false, _) => match authority.port_u16() {
+                None | Some(0) => Err(AttachTargetError::Port(text.to_owned())),
+                Some(port) => Ok(Self::Tcp(format!("{name}:{port}"))),
+            },
+        }
     }
 
     async fn connect(&self) -> io::Result<Box<dyn Stream>> {
@@ -188,6 +209,13 @@ mod tests {
             ("unix:", "unix:PATH"),
             ("", "http://HOST:PORT"),
             ("http://host/v1", "leave out the path"),
+            ("http://host#v1", "leave out the path"),
+            ("http://host:abc", "from 1 to 65535"),
+            ("http://host:99999", "from 1 to 65535"),
+            ("http://host:0", "from 1 to 65535"),
+            ("http://host:", "from 1 to 65535"),
+            ("http://me:secret@host:8000", "a name and a password"),
+            (&format!("unix:/{}", "a".repeat(107)), "at most 107 bytes"),
         ] {
             let refused = AttachTarget::parse(text).unwrap_err().to_string();
             assert!(refused.contains(words), "{refused}");

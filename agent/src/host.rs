@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use hostler_boot::program::ProgramLookup;
 
 use crate::bridge::{AttachTarget, AttachTargetError};
-use crate::config::{AgentConfig, EngineKind};
+use crate::config::{AgentConfig, EngineKind, FrontEnd, Profile};
 pub(crate) use crate::gpu::Gpu;
 use crate::gpu::visible::{self, VisibleDevicesError};
 use crate::gpu::{DriverError, GpuDriver, MigSliceNeedsUuid};
@@ -74,6 +74,8 @@ pub enum HostError {
     Attach(#[from] AttachTargetError),
     #[error("--attach serves engines that run already: leave out {what}, which is for engines that the agent starts")]
     AttachOnly { what: &'static str },
+    #[error("--attach names {0} twice: an engine is one replica")]
+    AttachTwice(AttachTarget),
     #[error("the engine argument `{argument}` cannot be used: {because}")]
     ReservedArgument { argument: String, because: &'static str },
 }
@@ -136,12 +138,21 @@ pub(crate) fn attached_engines(config: &AgentConfig, this_program: &Path) -> Res
     if config.attach.is_empty() {
         return Ok(None);
     }
-    let superfluous =
-        [("arguments after `--`", !config.engine_args.is_empty()), ("--replicas", config.replicas != 0), ("--tp", config.tp > 1)];
+    let superfluous = [
+        ("arguments after `--`", !config.engine_args.is_empty()),
+        ("--model", !config.model.is_empty()),
+        ("--replicas", config.replicas != 0),
+        ("--tp", config.tp > 1),
+        ("--profile", config.profile != Profile::Throughput),
+        ("--front-end", config.front_end != FrontEnd::Auto),
+    ];
     if let Some((what, _)) = superfluous.into_iter().find(|(_, is_given)| *is_given) {
         return Err(HostError::AttachOnly { what });
     }
-    let targets = config.attach.iter().map(|target| AttachTarget::parse(target)).collect::<Result<_, _>>()?;
+    let targets = config.attach.iter().map(|target| AttachTarget::parse(target)).collect::<Result<Vec<_>, _>>()?;
+    if let Some(target) = (1..targets.len()).find_map(|index| targets[..index].contains(&targets[index]).then(|| &targets[index])) {
+        return Err(HostError::AttachTwice(target.clone()));
+    }
     Ok(Some(EngineProgram::Attached { program: this_program.to_owned(), targets }))
 }
 

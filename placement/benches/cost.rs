@@ -37,7 +37,7 @@ fn candidates(count: usize) -> Vec<Candidate> {
             overdue: 0.0,
             rates: Rates::default(),
             time_left: f64::INFINITY,
-            request_limit: 0,
+            most_beside: u32::MAX,
             doubtful: false,
         })
         .collect()

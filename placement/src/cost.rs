@@ -212,17 +212,15 @@ fn candidates_to_record(priced: &[CandidateCost], chosen: usize) -> Vec<usize> {
 /// open to it and shorter requests can go first.
 #[must_use]
 pub fn has_room(candidate: &Candidate) -> bool {
-    let full = candidate.kv_use > FULL_KV_USE || excess_requests(candidate) > 0;
+    let full = candidate.kv_use > FULL_KV_USE || excess_sequences(candidate) > 0;
     candidate.pending <= MAX_PENDING_STEPS * u64::from(token_budget(candidate)) && !full
 }
 
-/// How many requests must end before the engine takes another one.
+/// How many sequences must end before the engine takes the request.
 #[inline]
-fn excess_requests(candidate: &Candidate) -> u32 {
-    match candidate.request_limit {
-        0 => 0,
-        limit => (candidate.in_flight + 1).saturating_sub(limit),
-    }
+#[must_use]
+pub fn excess_sequences(candidate: &Candidate) -> u32 {
+    candidate.in_flight.saturating_sub(candidate.most_beside)
 }
 
 fn token_budget(candidate: &Candidate) -> u32 {
@@ -335,7 +333,7 @@ impl<'a> CostModel<'a> {
     fn waiting_steps(&self, candidate: &Candidate, uncached: u32) -> f64 {
         let memory = self.memory_steps(candidate, uncached);
         // Most engines have a place, and every placement prices every replica.
-        match excess_requests(candidate) {
+        match excess_sequences(candidate) {
             0 => memory,
             excess => memory.max(f64::from(excess) / f64::from(candidate.in_flight.max(1)) * self.output),
         }

@@ -28,6 +28,9 @@ const STARTING_INTERVAL: Duration = Duration::from_millis(100);
 /// How often a ready engine is asked for its health.
 const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
 
+/// Shortest time between two reasons why a healthy engine is not ready.
+const COMPLAINT_INTERVAL: Duration = Duration::from_secs(10);
+
 /// Time limit for a health answer. vLLM's front-end tokenizes where it answers: 1.1 s were seen for
 /// a prompt of 20 MB.
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(30);
@@ -55,6 +58,8 @@ const REQUIRED_ROUTES: [(&str, &str); 2] =
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum HealthEvent {
     Loading,
+    /// The engine is healthy, but names no model, for this reason.
+    NotReady(String),
     /// The engine has given its memory back, but still answers. Sent before it is ready.
     Asleep,
     Ready(Vec<ModelCard>),
@@ -114,7 +119,7 @@ async fn await_ready(
     wanted: &mut watch::Receiver<DesiredAdapters>,
 ) -> Option<Vec<ModelCard>> {
     let mut bound = false;
-    let mut complained = String::new();
+    let mut complained: Option<(String, Instant)> = None;
     loop {
         // vLLM binds its socket after its imports and listens once everything is loaded.
         if !bound && socket.exists() {
@@ -128,10 +133,11 @@ async fn await_ready(
             Ok(reply) if is_healthy(&reply) => match read_all_models(client, socket, wanted).await {
                 Ok(models) => return Some(models),
                 // An engine that is healthy but names no model will not become ready by waiting, so
-                // log the reason once.
-                Err(reason) if reason != complained => {
+                // log the reason once. A server of garbage has another one each time.
+                Err(reason) if complained.as_ref().is_none_or(|(last, at)| *last != reason && at.elapsed() >= COMPLAINT_INTERVAL) => {
                     tracing::warn!(socket = %socket.display(), %reason, "engine is healthy but not ready");
-                    complained = reason;
+                    events.send(HealthEvent::NotReady(reason.clone())).await.ok()?;
+                    complained = Some((reason, Instant::now()));
                 }
                 Err(_) => {}
             },
@@ -269,6 +275,9 @@ async fn read_models(client: &mut ApiClient) -> Result<Vec<ModelCard>, String> {
     let reply = client.get(Route::Models.path(), MODELS_TIMEOUT).await.map_err(|error| format!("cannot read /v1/models: {error}"))?;
     if reply.status != StatusCode::OK {
         return Err(format!("/v1/models has status {}", reply.status.as_u16()));
+    }
+    if reply.is_from_router {
+        return Err("a router answers there, whose engines would get their own requests back: attach engines".to_owned());
     }
     match parse_models(&reply.body) {
         Ok(models) if models.is_empty() => Err("/v1/models names no model".to_owned()),

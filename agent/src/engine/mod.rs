@@ -35,7 +35,7 @@ pub(crate) use self::model_card::ModelCard;
 use self::start_order::StartOrder;
 use self::startup_progress::{LogFacts, StartupProgress};
 pub(crate) use self::state_machine::LeaveDeadlines;
-use self::state_machine::{AfterExit, EngineEvent, EngineState, LiveStage};
+use self::state_machine::{AfterExit, EngineEvent, EngineState, LiveStage, MAX_BACKOFF};
 use self::supervisor::Supervisor;
 use crate::cache::{self, CacheLog};
 use crate::crashes::CrashLog;
@@ -81,6 +81,8 @@ pub struct EngineSpec {
     pub drain_timeout: Duration,
     /// Time from SIGTERM until the group is killed, while requests run.
     pub stop_grace: Duration,
+    /// Longest pause between two starts after crashes.
+    pub max_backoff: Duration,
     /// Interval between two readings of a busy engine's metrics.
     pub probe_interval: Duration,
     pub cache: cache::KvEventSource,
@@ -119,6 +121,8 @@ impl EngineSpec {
             startup_timeout: if is_attached { FOR_EVER } else { launch.config.startup_timeout },
             drain_timeout: launch.config.drain_timeout,
             stop_grace: launch.config.stop_grace,
+            // A bridge costs nothing, and waits for its engine itself.
+            max_backoff: if is_attached { Duration::from_secs(1) } else { MAX_BACKOFF },
             probe_interval: launch.config.probe_interval,
             cache: cache_source(launch),
             keepers,

@@ -15,7 +15,7 @@ pub(crate) use self::events::{EngineEvent, LeaveDeadlines, SupervisorAction};
 const INITIAL_BACKOFF: Duration = Duration::from_secs(1);
 
 /// Longest pause between two starts.
-const MAX_BACKOFF: Duration = Duration::from_secs(5 * 60);
+pub(crate) const MAX_BACKOFF: Duration = Duration::from_secs(5 * 60);
 
 /// An engine that was ready this long has recovered: its next crash counts as its first.
 const RECOVERED_AFTER: Duration = Duration::from_secs(10 * 60);
@@ -43,6 +43,8 @@ pub(crate) struct PhaseTimeouts {
     pub(crate) drain: Duration,
     /// From SIGTERM until the process group is killed, while requests run.
     pub(crate) grace: Duration,
+    /// Longest pause between two starts.
+    pub(crate) max_backoff: Duration,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -188,7 +190,7 @@ impl EngineStateMachine {
             EngineState::Draining(Drain { then: AfterExit::Spawn, until, .. })
             | EngineState::Stopping { then: AfterExit::Spawn, until } => until,
             EngineState::Killing { then: AfterExit::Spawn } => now,
-            EngineState::Killing { then: AfterExit::BackOff } => now + backoff(self.crashes),
+            EngineState::Killing { then: AfterExit::BackOff } => now + self.backoff(),
             EngineState::BackingOff { until } => until,
             _ => return None,
         };
@@ -273,7 +275,7 @@ impl EngineStateMachine {
             EngineEvent::MayStart => self.spawn(now),
             EngineEvent::Fail => {
                 self.crashes = self.crashes.saturating_add(1);
-                self.enter(EngineState::BackingOff { until: now + backoff(self.crashes) })
+                self.enter(EngineState::BackingOff { until: now + self.backoff() })
             }
             EngineEvent::Quarantine | EngineEvent::QuarantineNow => self.enter(EngineState::Quarantined),
             EngineEvent::Drain | EngineEvent::HandOver | EngineEvent::Stop => self.enter(EngineState::Stopped),
@@ -347,7 +349,7 @@ impl EngineStateMachine {
             AfterExit::Stop | AfterExit::Detach => self.enter(EngineState::Stopped),
             AfterExit::Quarantine => self.enter(EngineState::Quarantined),
             AfterExit::Spawn => self.wait_for_start(now),
-            AfterExit::BackOff => self.enter(EngineState::BackingOff { until: now + backoff(self.crashes) }),
+            AfterExit::BackOff => self.enter(EngineState::BackingOff { until: now + self.backoff() }),
         }
     }
 
@@ -424,6 +426,12 @@ impl EngineStateMachine {
         vec![SupervisorAction::KillGroup]
     }
 
+    /// Pause before the next start.
+    fn backoff(&self) -> Duration {
+        let doublings = self.crashes.saturating_sub(1).min(16);
+        (INITIAL_BACKOFF * 2_u32.pow(doublings)).min(self.timeouts.max_backoff)
+    }
+
     /// Forgets earlier crashes after a long healthy life, however it ends.
     fn reset_crashes_if_recovered(&mut self, now: Instant) {
         if self.ready_since.take().is_some_and(|since| now.saturating_duration_since(since) >= RECOVERED_AFTER) {
@@ -447,11 +455,6 @@ impl EngineStateMachine {
         self.state = state;
         Vec::new()
     }
-}
-
-fn backoff(crashes: u32) -> Duration {
-    let doublings = crashes.saturating_sub(1).min(16);
-    (INITIAL_BACKOFF * 2_u32.pow(doublings)).min(MAX_BACKOFF)
 }
 
 #[cfg(test)]

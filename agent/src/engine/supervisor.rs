@@ -85,7 +85,12 @@ impl Supervisor {
     /// A supervisor that has not begun, and its status.
     pub(super) fn new(deps: SupervisorDeps) -> (Self, watch::Receiver<EngineStatus>) {
         let spec = &deps.spec;
-        let timeouts = PhaseTimeouts { startup: spec.startup_timeout, drain: spec.drain_timeout, grace: spec.stop_grace };
+        let timeouts = PhaseTimeouts {
+            startup: spec.startup_timeout,
+            drain: spec.drain_timeout,
+            grace: spec.stop_grace,
+            max_backoff: spec.max_backoff,
+        };
         let adopted = deps.adopted.as_ref();
         let fell_back = adopted.is_some_and(|adopted| adopted.uses_fallback);
         let life = adopted.map(|adopted| adopted.survivor.life_record.clone()).unwrap_or_default();
@@ -405,6 +410,10 @@ impl Supervisor {
         }
         match event {
             HealthEvent::Loading => Some(EngineEvent::Loading),
+            HealthEvent::NotReady(reason) => {
+                self.publish(Some(reason));
+                None
+            }
             HealthEvent::Unhealthy(cause) => {
                 let socket_is_gone = self.life.as_ref().is_some_and(|life| life.ready_in.is_some()) && !self.socket_exists();
                 self.failure = FailureState::Suspected(if socket_is_gone { self.directory_removed() } else { cause });

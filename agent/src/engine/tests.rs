@@ -44,6 +44,7 @@ pub(super) fn start_with(script: &str, change: impl FnOnce(&mut EngineSpec)) -> 
         startup_timeout: Duration::from_secs(60),
         drain_timeout: Duration::from_secs(60),
         stop_grace: Duration::from_millis(300),
+        max_backoff: Duration::from_secs(300),
         probe_interval: Duration::from_millis(50),
         cache: cache::KvEventSource::Nothing { because: "it has no cache".to_owned() },
         keepers: crate::keeper::tests::program(parent.path()).into(),

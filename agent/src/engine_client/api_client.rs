@@ -9,6 +9,8 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use http::StatusCode;
 
+use hostler_proto::lane::{Header, ROUTER_SERVER};
+
 use super::{CONNECT_TIMEOUT, EngineClient, OutgoingRequest, RequestError};
 
 /// Most bytes read of one reply. vLLM's whole metrics page is 66 KB.
@@ -19,6 +21,8 @@ pub(crate) struct ApiReply {
     /// Status code, whatever it is.
     pub(crate) status: StatusCode,
     pub(crate) body: Bytes,
+    /// Whether a router made the answer, which its `server` header says.
+    pub(crate) is_from_router: bool,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -75,6 +79,8 @@ async fn exchange(client: &EngineClient, request: OutgoingRequest) -> Result<Api
     let (head, mut answer) = client.request(request, || {}).await?;
     let status = StatusCode::from_u16(head.status).ok();
     let status = status.ok_or_else(|| FetchError::Broken(format!("{} is no status of HTTP", head.status)))?;
+    let is_router = |header: &Header| header.name.eq_ignore_ascii_case(b"server") && header.value == ROUTER_SERVER.as_bytes();
+    let is_from_router = head.headers.iter().any(is_router);
     let mut body = BytesMut::new();
     while let Some(piece) = answer.next_chunk().await {
         let piece = piece?;
@@ -84,7 +90,7 @@ async fn exchange(client: &EngineClient, request: OutgoingRequest) -> Result<Api
         body.extend_from_slice(&piece);
     }
     answer.recycle();
-    Ok(ApiReply { status, body: body.freeze() })
+    Ok(ApiReply { status, body: body.freeze(), is_from_router })
 }
 
 fn invalid_path(path: &str) -> FetchError {

@@ -34,3 +34,22 @@ fn the_engine_kind_follows_from_settings_and_installation() {
         assert_eq!(resolved, expected, "{kind:?} {model_given} {found}");
     }
 }
+
+#[test]
+fn settings_for_engines_that_the_agent_starts_are_refused_beside_attached_ones() {
+    let attach = || AgentConfig { attach: vec!["http://127.0.0.1:8000".to_owned()], ..AgentConfig::default() };
+    let of = |config: &AgentConfig| attached_engines(config, Path::new("hostler")).map_err(|error| error.to_string());
+    assert!(of(&attach()).is_ok());
+    for (config, words) in [
+        (AgentConfig { model: "m".to_owned(), ..attach() }, "leave out --model"),
+        (AgentConfig { profile: Profile::Latency, ..attach() }, "leave out --profile"),
+        (AgentConfig { front_end: FrontEnd::Rust, ..attach() }, "leave out --front-end"),
+        (
+            AgentConfig { attach: vec!["http://a:1".to_owned(), "unix:b".to_owned(), "http://a:1/".to_owned()], ..attach() },
+            "names http://a:1 twice",
+        ),
+    ] {
+        let refused = of(&config).expect_err("it has no effect");
+        assert!(refused.contains(words), "{refused}");
+    }
+}

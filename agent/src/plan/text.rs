@@ -56,6 +56,10 @@ pub(super) fn page(plan: &Plan) -> String {
 }
 
 pub(super) fn summary(plan: &Plan) -> String {
+    if plan.setup.attached {
+        let count = plan.replicas.len();
+        return if count == 1 { "1 engine that runs already".to_owned() } else { format!("{count} engines that run already") };
+    }
     let mut sentences = vec![layout(plan).remove(0)];
     if let (ModelInfo::Unknown { because }, true) = (&plan.model, plan.layout.is_some()) {
         sentences.push(format!("{}: {because}", plan.name));

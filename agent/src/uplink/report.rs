@@ -163,7 +163,10 @@ fn state(replica: &Replica, status: EngineStatus) -> wire::ReplicaState {
         Some(target) if status.phase == Phase::Ready => {
             format!("attached to {target}: not ours, so it is neither started again nor ended when it hangs")
         }
-        Some(target) if matches!(status.phase, Phase::Starting | Phase::Loading) => format!("waits for {target}, which is not ours"),
+        Some(target) if matches!(status.phase, Phase::Starting | Phase::Loading) => {
+            let why = if status.reason.is_empty() { String::new() } else { format!(": {}", status.reason) };
+            format!("waits for {target}, which is not ours{why}")
+        }
         _ => status.reason,
     };
     wire::ReplicaState {

@@ -69,7 +69,7 @@ fn candidate(matched: u32, in_flight: u32) -> Candidate {
         overdue: 0.0,
         rates: rates::Rates::default(),
         time_left: f64::INFINITY,
-        request_limit: 0,
+        most_beside: u32::MAX,
         doubtful: false,
     }
 }

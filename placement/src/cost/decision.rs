@@ -25,7 +25,7 @@ pub struct Candidate {
     /// Prompt tokens that the replica holds, or will hold once its requests in flight have been
     /// computed.
     pub matched: u32,
-    /// Requests in flight: the larger of the routers' and the engine's count, since a hung engine
+    /// Sequences in flight: the larger of the routers' and the engine's count, since a hung engine
     /// reports nothing.
     pub in_flight: u32,
     /// Prompt tokens still to be computed for requests ahead of a new one.
@@ -38,9 +38,9 @@ pub struct Candidate {
     pub kv_use: f64,
     /// Most tokens of a step; 0 if unknown, which counts as [`super::DEFAULT_TOKEN_BUDGET`].
     pub budget: u32,
-    /// Most requests that the engine takes at once, running or waiting; it refuses others. 0 if it
-    /// takes any number, or that is unknown.
-    pub request_limit: u32,
+    /// Most sequences in flight beside which the engine takes the request. `u32::MAX` if it takes
+    /// any number, or that is unknown.
+    pub most_beside: u32,
     /// Seconds that the oldest request there is overdue; 0 if none is.
     pub overdue: f64,
     pub rates: Rates,
@@ -76,9 +76,11 @@ pub struct Terms {
     /// `max(1, ceil((pending + u)/budget))·t`: the share of each step on the way that the decoded
     /// sequences take.
     pub steps: f64,
-    /// Wait for memory, or for a place if the engine refuses more requests, whichever is longer:
-    /// steps until one of `n` running sequences has ended. For memory 0 if `held + u + output ≤ capacity`, else `ceil(excess·n/held)/n·output·t`,
-    /// and `output·t` at most, with `n = max(1, in_flight)`.
+    /// Wait for memory, or for a place if the engine refuses more sequences, whichever is longer:
+    /// steps until one of `n = max(1, in_flight)` running sequences has ended.
+    ///
+    /// For memory 0 if `held + u + output ≤ capacity`, else `ceil(excess·n/held)/n·output·t`, and
+    /// `output·t` at most.
     ///
     /// `held` is the part of the KV cache that running sequences hold: `context`, or
     /// `kv_use·capacity` if that is reported and less, since sequences share prefixes. They count

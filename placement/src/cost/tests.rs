@@ -20,7 +20,7 @@ fn idle(replica: usize) -> Candidate {
         overdue: 0.0,
         rates: Rates::default(),
         time_left: f64::INFINITY,
-        request_limit: 0,
+        most_beside: u32::MAX,
         doubtful: false,
     }
 }
@@ -329,8 +329,8 @@ fn any_rates() -> impl Strategy<Value = Rates> {
 
 #[test]
 fn a_full_engine_is_worth_the_wait_for_a_place() {
-    let full = Candidate { in_flight: 16, request_limit: 16, ..idle(0) };
-    assert!(!has_room(&full) && has_room(&Candidate { in_flight: 15, ..full }) && has_room(&Candidate { request_limit: 0, ..full }));
+    let full = Candidate { in_flight: 16, most_beside: 15, ..idle(0) };
+    assert!(!has_room(&full) && has_room(&Candidate { in_flight: 15, ..full }) && has_room(&Candidate { most_beside: u32::MAX, ..full }));
     let memory = |candidate| decide(100, &[candidate], 0.0, 1).choice().terms.memory;
     assert!(memory(full) > 0.0 && memory(Candidate { in_flight: 20, ..full }) > memory(full));
     assert_eq!(memory(Candidate { in_flight: 15, ..full }), 0.0);
@@ -349,7 +349,7 @@ fn any_candidate() -> impl Strategy<Value = Candidate> {
             capacity,
             kv_use,
             budget,
-            request_limit: budget % 64,
+            most_beside: if budget % 2 == 0 { u32::MAX } else { budget % 64 },
             overdue,
             rates,
             time_left,

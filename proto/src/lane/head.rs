@@ -8,6 +8,9 @@ use http::header::{HeaderName, HeaderValue};
 
 use crate::agent::v1 as wire;
 
+/// The `server` header of answers that a router makes itself. Those of engines keep their own.
+pub const ROUTER_SERVER: &str = "hostler";
+
 /// A header that has not been checked yet; see [`Header::parse`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Header {

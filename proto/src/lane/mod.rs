@@ -11,7 +11,7 @@ mod inbox;
 mod outbox;
 
 pub use credit::Credit;
-pub use head::{Fault, Header, RequestHead, ResponseHead};
+pub use head::{Fault, Header, ROUTER_SERVER, RequestHead, ResponseHead};
 pub use inbox::{ConsumeOutcome, Inbox, InlineConsumer, StreamFault};
 pub use outbox::Outbox;
 

@@ -28,11 +28,9 @@ impl Attempts {
         self.policy.is_untried_or_full() && self.tried.is_empty()
     }
 
-    /// Opens the replica again that was full, if the request has come no further.
-    pub(super) fn return_to_queue(&mut self) {
-        if self.tried.len() == 1 {
-            self.tried.clear();
-        }
+    /// Opens the replica of the last attempt again, which was full.
+    pub(super) fn reopen(&mut self, replica: &Replica) {
+        self.tried.pop_if(|last| *last == replica.id);
     }
 }
 

@@ -54,12 +54,9 @@ impl Dispatch {
             let tried = confined.as_ref().map_or(tried, |confined| confined.closed.as_slice());
             if clearance == Clearance::Free {
                 let bound = if attempts.may_wait() && tried.is_empty() {
-                    self.bind_in_turn(prompt, outgoing, attempts).await?
+                    self.bind_in_turn(prompt, outgoing, attempts, &[]).await?
                 } else {
-                    // A confined tenant's retry waits in its engine: it has no turn for other
-                    // replicas.
-                    outgoing.queue_slot = None;
-                    self.bind_retry(prompt, tried)
+                    self.bind_retry(prompt, outgoing, attempts, tried).await?
                 };
                 let Some(bound) = bound else { return no_replica() };
                 queued_for += bound.queued_for;
@@ -77,9 +74,18 @@ impl Dispatch {
             let constraints = (clearance == Clearance::NeedsTrial).then(|| crash_watch.trial_constraints(eligible, place.as_ref()));
             if let Some(constraints) = constraints
                 && let Some(chosen) = self.choose_for_trial(prompt, tried, &constraints)
-                && crash_watch.begin_trial(&chosen.replica.engine_life(), trial_estimate(prompt, &chosen, &constraints))
+                && let Some(bound) = self.bind_trial(chosen, prompt, outgoing, attempts).await?
             {
-                return Ok(Some(Binding { chosen, queued_for, turn: None }));
+                queued_for += bound.queued_for;
+                let expected = trial_estimate(prompt, &bound.chosen, &constraints);
+                // The request may have been cleared while it waited.
+                match crash_watch.clearance()? {
+                    Clearance::NeedsTrial if crash_watch.begin_trial(&bound.chosen.replica.engine_life(), expected) => {
+                        return Ok(Some(Binding { queued_for, ..bound }));
+                    }
+                    Clearance::Free => continue,
+                    _ => {}
+                }
             }
             match &place {
                 None => place = Some(crash_watch.queue_for_trial()?),
@@ -92,16 +98,17 @@ impl Dispatch {
         }
     }
 
-    /// A replica, once one has come, has room, and it is the request's turn. `None` if there is no
-    /// replica and none is expected.
+    /// A replica that was not `tried`, once one has come, has room, and it is the request's turn.
+    /// `None` if there is no replica and none is expected.
     async fn bind_in_turn(
         &self,
         prompt: &Arc<Prompt>,
         outgoing: &mut OutboundRequest,
         attempts: &Attempts,
+        tried: &[Arc<str>],
     ) -> Result<Option<Binding>, Refusal> {
         let queue_slot = outgoing.queue_slot.take();
-        let mut chosen = self.placer.choose(prompt, &[], Instant::now());
+        let mut chosen = self.placer.choose(prompt, tried, Instant::now());
         if chosen.is_none() {
             self.record_miss(prompt);
         }
@@ -114,20 +121,25 @@ impl Dispatch {
             weight: outgoing.queue_share.weight,
             uncached_tokens: chosen.as_ref().map_or(prompt.token_count(), ChosenReplica::uncached_tokens),
             output_tokens: chosen.as_ref().map_or(0, |chosen| tokens(chosen.expected_output_tokens)),
-            // Whoever comes back from a full engine goes before those that came later.
-            queued_at: self.fleet.view().seconds(if attempts.policy.attempts() == 0 { since } else { outgoing.received_at }),
+            queued_at: match attempts.policy.attempts() {
+                0 => self.fleet.view().seconds(since),
+                // Whoever comes back from a full engine goes before those that came later.
+                _ if attempts.losses.is_empty() => self.fleet.view().seconds(outgoing.received_at),
+                // Whoever has lost its engine goes first: its stream may stand still.
+                _ => 0.0,
+            },
         };
         // A request that only one engine can answer overtakes the queue: it ends a generation,
         // costs nothing, or waits in that engine.
         let overtakes =
             |chosen: &mut ChosenReplica| prompt.required_engine().is_some() || chosen.has_room() && !self.queue.has_waiting(prompt.model());
         if let Some(chosen) = chosen.take_if(overtakes) {
-            self.queue.record_bypass(prompt.model(), &waiting);
+            self.queue.record_bypass(prompt.model(), &waiting, self.fleet.view().seconds(since));
             return Ok(Some(Binding { chosen, queued_for: Duration::ZERO, turn: None }));
         }
         let queue_slot = queue_slot.map_or_else(|| self.queue.take_slot(outgoing.queue_share), Ok)?;
         drop(chosen);
-        let (chosen, turn) = self.queue.wait_for_turn(prompt, waiting, queue_slot, outlook).await?;
+        let (chosen, turn) = self.queue.wait_for_turn((prompt, tried), waiting, queue_slot, outlook).await?;
         let queued_for = since.elapsed();
         self.metrics.observe_queue_time(queued_for);
         Ok(chosen.map(|chosen| Binding { chosen, queued_for, turn: Some(turn) }))
@@ -136,6 +148,22 @@ impl Dispatch {
     /// Records that the model has no replica now, for the controller that can bring one.
     pub(super) fn record_miss(&self, prompt: &Prompt) {
         self.fleet.view().expectation(prompt.model()).inspect(|expectation| expectation.record_miss(Instant::now()));
+    }
+
+    /// The chosen replica of a trial, once its engine would not refuse the request.
+    async fn bind_trial(
+        &self,
+        chosen: ChosenReplica,
+        prompt: &Arc<Prompt>,
+        outgoing: &mut OutboundRequest,
+        attempts: &Attempts,
+    ) -> Result<Option<Binding>, Refusal> {
+        if !chosen.is_refused() {
+            return Ok(Some(Binding { chosen, queued_for: Duration::ZERO, turn: None }));
+        }
+        let ids = chosen.view.replicas.iter().map(|replica| replica.id.clone());
+        let others: Vec<Arc<str>> = ids.filter(|id| *id != chosen.replica.id).collect();
+        self.bind_retry(prompt, outgoing, attempts, &others).await
     }
 
     /// An untried replica where a trial may begin.
@@ -156,9 +184,24 @@ impl Dispatch {
         }
     }
 
-    fn bind_retry(&self, prompt: &Prompt, tried: &[Arc<str>]) -> Option<Binding> {
-        let chosen = self.placer.choose(prompt, tried, Instant::now())?;
-        Some(Binding { chosen, queued_for: Duration::ZERO, turn: None })
+    /// A replica for a request that was sent before, or whose tenant is confined. It waits in the
+    /// engine that it gets, as it has no turn for others, unless that engine would refuse it.
+    async fn bind_retry(
+        &self,
+        prompt: &Arc<Prompt>,
+        outgoing: &mut OutboundRequest,
+        attempts: &Attempts,
+        tried: &[Arc<str>],
+    ) -> Result<Option<Binding>, Refusal> {
+        let queue_slot = outgoing.queue_slot.take();
+        let Some(chosen) = self.placer.choose(prompt, tried, Instant::now()) else { return Ok(None) };
+        if chosen.is_refused()
+            && let Ok(slot) = queue_slot.map_or_else(|| self.queue.take_slot(outgoing.queue_share), Ok)
+        {
+            outgoing.queue_slot = Some(slot);
+            return self.bind_in_turn(prompt, outgoing, attempts, tried).await;
+        }
+        Ok(Some(Binding { chosen, queued_for: Duration::ZERO, turn: None }))
     }
 }
 

@@ -151,8 +151,8 @@ impl Dispatch {
             let (replica, attempt) = self.attempt_with_failover(bound, context).await?;
             let end = attempt_end(&attempt, &replica, crash_watch);
             let step = attempts.policy.end_attempt(end);
-            if end == AttemptEnd::Full && self.learn_request_limit(&replica) {
-                attempts.return_to_queue();
+            if end == AttemptEnd::Full && self.learn_sequence_limit(&replica, prompt.sequences()) {
+                attempts.reopen(&replica);
             } else if step == NextStep::TryAgain && end != AttemptEnd::Failed {
                 self.fleet.view().avoid(&replica, Instant::now());
             }
@@ -176,15 +176,15 @@ impl Dispatch {
         }
     }
 
-    /// Learns from a refusal how many requests an engine takes at once. `false` if it has no others:
-    /// then it will not take this one later either.
-    fn learn_request_limit(&self, replica: &Replica) -> bool {
+    /// Learns how many sequences an engine takes at once, which has refused a request of this many.
+    /// `false` if it has no others: then it will not take this request later either.
+    fn learn_sequence_limit(&self, replica: &Replica, sequences: u32) -> bool {
         let (local, engine) = (&replica.local_load, &replica.load.engine);
         // The refused request is still counted here. The engine's own count is older.
-        let sent = local.in_flight().saturating_sub(1).saturating_add(replica.load.in_flight_elsewhere);
+        let sent = local.sequences().saturating_sub(sequences).saturating_add(replica.load.in_flight_elsewhere);
         let others = if sent > 0 { sent } else { engine.running.saturating_add(engine.waiting) };
-        if others > 0 && replica.state.request_limit == 0 {
-            local.learn_request_limit(others, self.fleet.view().seconds(Instant::now()));
+        if others > 0 && replica.state.sequence_limit == 0 {
+            local.learn_sequence_limit(others.saturating_add(sequences - 1), self.fleet.view().seconds(Instant::now()));
         }
         others > 0
     }

@@ -288,6 +288,7 @@ impl Resumption {
             path: COMPLETIONS.into(),
             prompt_parts: vec![request.body.slice(request.prompt)],
             output_bounds: OutputBounds { least: request.min_tokens, most: request.max_tokens },
+            sequences: 1,
             is_stream: true,
             body: request.body.clone(),
             required_engine: None,

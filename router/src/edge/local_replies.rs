@@ -2,6 +2,7 @@
 //! of the requested API.
 
 use hostler_api::Route;
+use hostler_proto::lane::ROUTER_SERVER;
 use http::header::{self, HeaderMap, HeaderValue};
 use http::{Request, Response, StatusCode};
 use serde::Deserialize;
@@ -38,6 +39,8 @@ impl LocalReplyContext {
         if let Some(id) = self.request_id {
             headers.insert(REQUEST_ID, id);
         }
+        // An agent that is told to attach to this router as to an engine refuses.
+        headers.insert(header::SERVER, HeaderValue::from_static(ROUTER_SERVER));
         // Without this, a cache could serve the answer to pages of other origins.
         headers.entry(header::VARY).or_insert(HeaderValue::from_static("Origin"));
         response

@@ -16,14 +16,16 @@ use super::stream_moves::StreamMoves;
 #[derive(Debug)]
 pub(crate) struct LocalLoad {
     in_flight: AtomicU32,
+    /// Sequences that the engine computes for them.
+    sequences: AtomicU32,
     /// Uncached prompt tokens of requests in flight that are still to be computed.
     pending_tokens: AtomicU64,
     /// Prompt tokens of the requests in flight.
     context_tokens: AtomicU64,
     /// Until when the replica is avoided, in milliseconds of the router's clock.
     pub(super) avoided_until: AtomicU64,
-    /// The learned limit of requests, in the lower half, and until when it holds, in seconds of the
-    /// router's clock.
+    /// The learned limit of sequences, in the lower half, and until when it holds, in seconds of
+    /// the router's clock.
     learned_limit: AtomicU64,
     learner: Mutex<RateLearner>,
     /// A copy of the learner's results that is read without its lock. Its parts may be of two
@@ -78,6 +80,7 @@ impl Default for LocalLoad {
     fn default() -> Self {
         let own = Self {
             in_flight: AtomicU32::new(0),
+            sequences: AtomicU32::new(0),
             pending_tokens: AtomicU64::new(0),
             context_tokens: AtomicU64::new(0),
             avoided_until: AtomicU64::new(0),
@@ -96,6 +99,8 @@ impl Default for LocalLoad {
 
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct InFlightCost {
+    /// Sequences that the engine computes for the request.
+    pub sequences: u32,
     pub prompt_tokens: u32,
     /// Prompt tokens that are not cached on the replica.
     pub uncached_tokens: u32,
@@ -109,6 +114,7 @@ impl LocalLoad {
     #[must_use]
     pub(crate) fn start_request(self: &Arc<Self>, cost: InFlightCost, pledge: Option<InFlightBlocks>) -> InFlight {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
+        self.sequences.fetch_add(cost.sequences, Ordering::Relaxed);
         self.pending_tokens.fetch_add(cost.uncached_tokens.into(), Ordering::Relaxed);
         self.context_tokens.fetch_add(cost.prompt_tokens.into(), Ordering::Relaxed);
         let mut unanswered = self.unanswered.lock();
@@ -119,11 +125,11 @@ impl LocalLoad {
         InFlight { load: self.clone(), cost, due: Some(due), in_flight_blocks: Some(pledge) }
     }
 
-    /// Most requests that the engine takes at once: `stated` by its flags, else learned from its
+    /// Most sequences that the engine takes at once: `stated` by its flags, else learned from its
     /// last refusal; 0 if neither says. `now` is in seconds of the router's clock.
     #[inline]
     #[must_use]
-    pub(crate) fn request_limit(&self, stated: u32, now: f64) -> u32 {
+    pub(crate) fn sequence_limit(&self, stated: u32, now: f64) -> u32 {
         // Most engines have never refused a request, and every placement checks every replica.
         match self.learned_limit.load(Ordering::Relaxed) {
             learned if stated == 0 && learned > 0 && f64::from(upper_half(learned)) > now => lower_half(learned),
@@ -131,16 +137,21 @@ impl LocalLoad {
         }
     }
 
-    /// Learns that the engine refused a request beside so many others.
-    pub(crate) fn learn_request_limit(&self, others: u32, now: f64) {
+    /// Learns that the engine takes no more than so many sequences.
+    pub(crate) fn learn_sequence_limit(&self, limit: u32, now: f64) {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a router runs for fewer than 2^32 seconds")]
         let until = (now + LEARNED_LIMIT_SECONDS) as u32;
-        self.learned_limit.store(u64::from(until) << 32 | u64::from(others), Ordering::Relaxed);
+        self.learned_limit.store(u64::from(until) << 32 | u64::from(limit), Ordering::Relaxed);
     }
 
     #[must_use]
     pub(crate) fn in_flight(&self) -> u32 {
         self.in_flight.load(Ordering::Relaxed)
+    }
+
+    #[must_use]
+    pub(crate) fn sequences(&self) -> u32 {
+        self.sequences.load(Ordering::Relaxed)
     }
 
     #[must_use]
@@ -253,6 +264,7 @@ impl Drop for InFlight {
     fn drop(&mut self) {
         self.start_answer();
         self.load.in_flight.fetch_sub(1, Ordering::Relaxed);
+        self.load.sequences.fetch_sub(self.cost.sequences, Ordering::Relaxed);
         self.load.context_tokens.fetch_sub(self.cost.prompt_tokens.into(), Ordering::Relaxed);
     }
 }

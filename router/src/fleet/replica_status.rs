@@ -85,8 +85,8 @@ impl EngineLaunch {
         self.flags.iter().any(|flag| is_flag(flag, name))
     }
 
-    /// Most requests that the engine takes at once; 0 if its flags do not say.
-    pub(crate) fn request_limit(&self) -> u32 {
+    /// Most sequences that the engine takes at once; 0 if its flags do not say.
+    pub(crate) fn sequence_limit(&self) -> u32 {
         let name = "--max-num-queued-reqs";
         let behind =
             self.flags.iter().find_map(|flag| flag.split_once('=').filter(|(flag, _)| is_flag(flag, name)).map(|(_, value)| value));
@@ -132,8 +132,8 @@ pub(crate) struct ReplicaStatus {
     pub engine_socket: String,
     /// Most tokens that the engine computes in one step; 0 when unknown.
     pub token_budget: u32,
-    /// Most requests that the engine takes at once, by its flags; 0 if they do not say.
-    pub request_limit: u32,
+    /// Most sequences that the engine takes at once, by its flags; 0 if they do not say.
+    pub sequence_limit: u32,
     /// Tokens per cached block; 0 before one was cached.
     pub block_tokens: u32,
     /// How the replica's cache is searched; `None` if its agent does not know exactly which blocks

@@ -420,7 +420,7 @@ fn parse_status(state: &wire::ReplicaState) -> ReplicaStatus {
     let (files, watch) = (state.prompt_files.as_ref(), state.cache.as_ref());
     let launch = state.launch.as_ref().map(parse_launch);
     ReplicaStatus {
-        request_limit: launch.as_ref().map_or(0, EngineLaunch::request_limit),
+        sequence_limit: launch.as_ref().map_or(0, EngineLaunch::sequence_limit),
         phase: parse_phase(state.phase()),
         reason: state.reason.clone(),
         start_left: Some(state.progress.as_ref().map_or(state.returns_in_seconds, |progress| progress.seconds_left))

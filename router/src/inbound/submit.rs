@@ -30,6 +30,9 @@ use crate::response_affinity::{ResponseRecorder, ResponseReference};
 use crate::resume_tier::NotResumed;
 use crate::resumption::ask_for_tokens;
 
+/// Most sequences that a request is counted as. No engine computes more of one at once.
+const MAX_SEQUENCES: u32 = 16_384;
+
 /// The refusal for callers with limits.
 const NO_BACKGROUND: &str = "`background` is not for keys with limits, as nobody would count what it uses: send the request without it, \
     with `stream` if it takes long";
@@ -129,18 +132,16 @@ impl Edge {
             Some(isolation) if route.work() != api::Work::Nothing => isolation.add_salt(&plain).map_err(Rejection::Malformed)?,
             _ => None,
         };
-        let room_for = salted.as_ref().map_or(&body, |salted| &salted.body);
-        let share = queue_share(&caller, &headers, peek.user.as_deref(), room_for.len());
+        let plain = salted.as_ref().map_or(&body, |salted| &salted.body);
+        let share = queue_share(&caller, &headers, peek.user.as_deref(), plain.len());
         let room = reservation.transfer_to(share).map_err(LimitExceeded::from)?;
         let reference = ResponseReference::parse(&method, effective_path, peek.previous_response_id.as_deref());
         if peek.background && reference.creates_response() && caller.limits.has_usage_limits() {
             return Err(Rejection::Malformed(NO_BACKGROUND.into()));
         }
-        let work = estimate_work(route, &body, &peek);
-        let output_bounds = if work.generates() { output_bounds(&peek) } else { OutputBounds::NOTHING };
-        let permit = self.admission.admit(&caller, self.estimate_usage(work, output_bounds, &peek, &body))?;
+        let Estimate { work, output_bounds, sequences, usage } = self.estimate(route, &peek, &body);
+        let permit = self.admission.admit(&caller, usage)?;
         self.check_response_id(&reference, peek.response_id.as_deref(), &caller, begun)?;
-        let plain = salted.as_ref().map_or(&body, |salted| &salted.body);
         let may_be_resumed = peek.is_stream && method == Method::POST && matches!(content, BodyFormat::Json);
         let resumption =
             if may_be_resumed { self.choose_resumption(&path, plain, &peek) } else { ResumeChoice::None(NotResumed::NoStream) };
@@ -157,6 +158,7 @@ impl Edge {
             prompt_parts: prompt_parts.iter().map(|part| body.slice(part.clone())).collect(),
             cache_salt: salt,
             output_bounds,
+            sequences,
             is_stream: peek.is_stream,
             required_engine: None,
             body: body.clone(),
@@ -244,18 +246,34 @@ impl Edge {
         Err(Rejection::Forbidden(message))
     }
 
-    /// The expected and the largest possible usage of a request. Each of its answers may be as long
-    /// as the body allows for one.
-    fn estimate_usage(&self, work: Work, output_bounds: OutputBounds, peek: &Peek, body: &Bytes) -> UsageEstimate {
+    /// Estimates the work of a request. Each of its answers may be as long as the body allows for
+    /// one.
+    fn estimate(&self, route: Route, peek: &Peek, body: &Bytes) -> Estimate {
+        let work = estimate_work(route, body, peek);
+        let output_bounds = if work.generates() { output_bounds(peek) } else { OutputBounds::NOTHING };
         let answers = charged_answers(work, peek);
         let expected = self.dispatch.placer.expected_output_tokens(output_bounds);
-        UsageEstimate {
+        let usage = UsageEstimate {
             prompt_tokens: if work.is_some() { peek.texts(body).map(estimate_tokens).sum() } else { 0 },
             output_tokens: expected.saturating_mul(answers),
             max_output_tokens: peek.max_output.count().map(|most| most.saturating_mul(answers)),
             body_bytes: body.len() as u64,
+        };
+        Estimate {
+            work,
+            output_bounds,
+            sequences: u32::try_from(answers).map_or(MAX_SEQUENCES, |answers| answers.min(MAX_SEQUENCES)),
+            usage,
         }
     }
+}
+
+/// The work that a request asks of an engine, by its route and body.
+struct Estimate {
+    work: Work,
+    output_bounds: OutputBounds,
+    sequences: u32,
+    usage: UsageEstimate,
 }
 
 /// A body as an engine gets it.

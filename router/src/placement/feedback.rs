@@ -70,7 +70,7 @@ impl PlacementFeedback {
         let now = Instant::now();
         self.first_token_at = Some(now);
         let took = now.duration_since(self.sent_at).as_secs_f64();
-        self.load_at_start = (self.local_load.in_flight(), self.local_load.context_tokens());
+        self.load_at_start = (self.local_load.sequences(), self.local_load.context_tokens());
         // A plain answer begins only when it is complete.
         if !self.is_stream {
             return;
@@ -107,7 +107,7 @@ impl PlacementFeedback {
         if let Some(first) = self.first_token_at.filter(|_| self.is_stream && completion > 2) {
             let now = Instant::now();
             let interval = now.duration_since(first).as_secs_f64() / (completion - 1) as f64;
-            let sequences = u32::midpoint(self.load_at_start.0, self.local_load.in_flight()).max(1);
+            let sequences = u32::midpoint(self.load_at_start.0, self.local_load.sequences()).max(1);
             let context = u64::midpoint(self.load_at_start.1, self.local_load.context_tokens());
             self.local_load.learn_interval(sequences, context, interval, self.placer.fleet.view().seconds(now));
         }

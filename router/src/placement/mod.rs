@@ -17,7 +17,7 @@ use std::sync::Arc;
 use arc_swap::Guard;
 use hostler_placement::affinity::{ApproxPrefixIndex, CacheIndex, ChainGaps, InFlightOverlay, Popularity, PromptToMatch, ReplicaSlot};
 use hostler_placement::block_keys::{BlockKey, TEXT_BLOCK_TOKENS};
-use hostler_placement::cost::{Candidate, CandidateCost, Conditions, Decision, PricingInput, has_room, place};
+use hostler_placement::cost::{Candidate, CandidateCost, Conditions, Decision, PricingInput, excess_sequences, has_room, place};
 use hostler_placement::offered_work::OfferedWork;
 use hostler_placement::rates::{RatePool, Rates};
 use tokio::time::Instant;
@@ -93,6 +93,12 @@ impl ChosenReplica {
     #[must_use]
     pub(crate) fn has_room(&self) -> bool {
         self.is_window_open && has_room(&self.decision.choice().candidate)
+    }
+
+    /// Whether the engine would refuse the request now, because it bounds its own queue.
+    #[must_use]
+    pub(crate) fn is_refused(&self) -> bool {
+        excess_sequences(&self.decision.choice().candidate) > 0
     }
 
     #[must_use]
@@ -216,12 +222,12 @@ impl Placer {
         let local = &replica.local_load;
         time_left
             < self.output_lengths.expected(OutputBounds::default())
-                * local.learned().rates.step_seconds(local.in_flight(), local.context_tokens())
+                * local.learned().rates.step_seconds(local.sequences(), local.context_tokens())
     }
 
     /// Whether a request would be sent to the replica now rather than queued.
     fn has_room(&self, view: &FleetView, replica: &Replica, now: Instant) -> bool {
-        let candidate = candidate(view, replica, now, view.seconds(now));
+        let candidate = candidate(view, replica, 1, (now, view.seconds(now)));
         has_room(&candidate) && self.prefill_windows.is_open(candidate.in_flight, now)
     }
 
@@ -245,7 +251,7 @@ impl Placer {
         let (mut pool, mut ours, mut others, mut max_context) = (RatePool::default(), 0, 0_u32, 0);
         let eligible = view.eligible(prompt.model(), tried).filter(|(_, replica)| prompt.is_answerable_by(replica));
         for (index, replica) in eligible {
-            tables.candidates.push(Candidate { replica: index, ..candidate(&view, replica, now, seconds) });
+            tables.candidates.push(Candidate { replica: index, ..candidate(&view, replica, prompt.sequences(), (now, seconds)) });
             tables.cache_knowledge.push(self.cache_knowledge(prompt, replica));
             pool.add(&replica.local_load.learned());
             max_context = replica.max_context_tokens().max(max_context);
@@ -328,7 +334,7 @@ impl Placer {
             None => f64::INFINITY,
         };
         let prompt_tokens = prompt.computed_tokens(chosen.replica.max_context_tokens());
-        let cost = InFlightCost { prompt_tokens, uncached_tokens: choice.uncached, first_byte_due: due };
+        let cost = InFlightCost { sequences: prompt.sequences(), prompt_tokens, uncached_tokens: choice.uncached, first_byte_due: due };
         chosen.replica.local_load.start_request(cost, pledge)
     }
 
@@ -402,23 +408,26 @@ impl Placer {
     }
 }
 
-/// The prompt-independent facts about a replica, over all routers. `seconds` is `now` on the
-/// router's clock, computed once for all replicas.
+/// Facts about a replica for a request of so many sequences, over all routers. `seconds` is `now`
+/// on the router's clock, computed once for all replicas.
 // Without inlining, a call per replica costs a placement among 1,000 replicas 5 % of its
 // instructions.
 #[inline]
-fn candidate(view: &FleetView, replica: &Replica, now: Instant, seconds: f64) -> Candidate {
+fn candidate(view: &FleetView, replica: &Replica, sequences: u32, (now, seconds): (Instant, f64)) -> Candidate {
     let (local, load) = (&replica.local_load, &replica.load);
     Candidate {
         replica: 0,
         matched: 0,
-        in_flight: local.in_flight().saturating_add(load.in_flight_elsewhere).max(load.engine.running.saturating_add(load.engine.waiting)),
+        in_flight: local.sequences().saturating_add(load.in_flight_elsewhere).max(load.engine.running.saturating_add(load.engine.waiting)),
         pending: local.pending_tokens().saturating_add(load.pending_tokens_elsewhere),
         context: local.context_tokens().saturating_add(load.context_tokens_elsewhere),
         capacity: kv_capacity_tokens(replica),
         kv_use: load.engine.kv_use,
         budget: replica.state.token_budget,
-        request_limit: local.request_limit(replica.state.request_limit, seconds),
+        most_beside: match local.sequence_limit(replica.state.sequence_limit, seconds) {
+            0 => u32::MAX,
+            limit => limit.saturating_sub(sequences),
+        },
         overdue: local.overdue_seconds(seconds),
         rates: Rates::default(),
         time_left: replica.seconds_until_leaving(now),

@@ -57,6 +57,8 @@ pub(crate) struct PlacementRequest {
     /// The `cache_salt`; empty if there is none. Engines keep the blocks of different salts apart.
     pub cache_salt: String,
     pub output_bounds: OutputBounds,
+    /// Sequences that the engine computes for the request. 0 counts as 1.
+    pub sequences: u32,
     pub is_stream: bool,
     /// The only engine that can answer the request, because it keeps what the request refers to.
     pub required_engine: Option<EngineLife>,
@@ -124,6 +126,12 @@ impl Prompt {
     #[must_use]
     pub(crate) fn is_stream(&self) -> bool {
         self.request.is_stream
+    }
+
+    /// Sequences that the engine computes for the request; at least 1.
+    #[must_use]
+    pub(crate) fn sequences(&self) -> u32 {
+        self.request.sequences.max(1)
     }
 
     #[must_use]

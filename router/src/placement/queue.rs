@@ -120,6 +120,8 @@ pub(crate) struct WaitEstimate {
 #[derive(Debug)]
 struct QueuedRequest {
     prompt: Arc<Prompt>,
+    /// Replicas that the request may not go to.
+    tried: Vec<Arc<str>>,
     turn_sender: oneshot::Sender<(Option<ChosenReplica>, DispatchTurn)>,
 }
 
@@ -266,9 +268,9 @@ impl RequestQueue {
     }
 
     /// Counts a request that did not have to wait for its tenant, like those that did.
-    pub(crate) fn record_bypass(&self, model: Option<&str>, waiting: &TurnFactors) {
+    pub(crate) fn record_bypass(&self, model: Option<&str>, waiting: &TurnFactors, now: f64) {
         if let Some(queue) = self.0.queues.lock().by_model.get_mut(model.unwrap_or_default()) {
-            queue.record_unqueued(waiting, waiting.queued_at);
+            queue.record_unqueued(waiting, now);
         }
     }
 
@@ -279,7 +281,7 @@ impl RequestQueue {
         }
     }
 
-    /// Waits for the request's turn.
+    /// Waits for the request's turn for a replica that was not `tried`.
     ///
     /// The turn comes with the replica that has room, or without one if all have gone and none is
     /// coming or has come in time. `outlook` is that of the replica where the request would go.
@@ -288,7 +290,7 @@ impl RequestQueue {
     /// If the request may not wait.
     pub(crate) async fn wait_for_turn(
         &self,
-        prompt: &Arc<Prompt>,
+        (prompt, tried): (&Arc<Prompt>, &[Arc<str>]),
         waiting: TurnFactors,
         slot: QueueSlot,
         outlook: WaitEstimate,
@@ -304,12 +306,12 @@ impl RequestQueue {
             }
             let queue = queues.get_mut(model).expect("it was made where it was missing");
             let longest = shared.limits.max_wait.as_secs_f64();
-            let ahead = tokens(queue.uncached_tokens_ahead(&waiting, waiting.queued_at));
+            let ahead = tokens(queue.uncached_tokens_ahead(&waiting, shared.placer.fleet.view().seconds(Instant::now())));
             let predicted = outlook.first_token_seconds + outlook.seconds_per_token * ahead;
             if predicted > longest {
                 return Err(Overload::TooLate { predicted, allowed: longest });
             }
-            let queued = QueuedRequest { prompt: prompt.clone(), turn_sender: sender };
+            let queued = QueuedRequest { prompt: prompt.clone(), tried: tried.to_vec(), turn_sender: sender };
             let place = queue.push(waiting, queued).map_err(|_| Overload::Full(QueueFull::Requests))?;
             shared.waiting_count.fetch_add(1, Ordering::Relaxed);
             QueueEntryGuard { queue: shared, model, place: Some(place), _slot: slot }
@@ -400,7 +402,7 @@ impl QueueState {
 fn wake_first(placer: &Placer, queue: &mut Queue<QueuedRequest>, seconds: f64, now: Instant) -> Option<oneshot::Receiver<()>> {
     let mut chosen = None;
     while let Some((_, queued)) = queue.pop_where(seconds, SCAN_DEPTH, |waiting, queued| {
-        chosen = placer.choose(&queued.prompt, &[], now);
+        chosen = placer.choose(&queued.prompt, &queued.tried, now);
         let Some(chosen) = &chosen else { return true };
         waiting.uncached_tokens = chosen.uncached_tokens();
         chosen.has_room()

@@ -144,7 +144,7 @@ impl HostlerPolicy {
             overdue: own.due.first().map_or(0.0, |(due, _)| (now - f64::from_bits(*due)).max(0.0)),
             rates: Rates::default(),
             time_left: seen.job_ends[replica] - now,
-            request_limit: 0,
+            most_beside: u32::MAX,
             doubtful: false,
         }
     }

@@ -233,8 +233,9 @@ async fn engines_that_bound_their_queue_refuse_nothing() {
     let clients = (0..120).map(|number| {
         let edge = fleet.edge();
         async move {
-            for _ in 0..5 {
-                let body = if number % 2 == 0 { chat(8) } else { chat_stream(8) };
+            for choices in [1, 1, 2, 4, 8] {
+                let mut body = if number % 2 == 0 { chat(8) } else { chat_stream(8) };
+                body["n"] = choices.into();
                 let answer = edge.post(CHAT, &body).await;
                 assert_eq!(answer.status, 200, "{}", answer.text());
             }
@@ -243,4 +244,23 @@ async fn engines_that_bound_their_queue_refuse_nothing() {
     soon("all answers", futures_util::future::join_all(clients)).await;
     let served: u64 = [fleet.replica("n0/0").await.served, fleet.replica("n1/0").await.served].iter().sum();
     assert_eq!(served, 600, "each was sent once");
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_of_a_crashed_engine_wait_for_a_place_in_another_that_bounds_its_queue() {
+    let fleet = Fleet::start(Setup::agents(2).engine("--max-num-seqs 4 --max-num-queued-reqs 8")).await;
+    let clients = (0..60).map(|number| {
+        let edge = fleet.edge();
+        async move {
+            let body = if number % 2 == 0 { chat(64) } else { chat_stream(64) };
+            let answer = edge.post(CHAT, &body).await;
+            let text = answer.text();
+            assert!(answer.status == 200 && !text.contains("error"), "{text}");
+        }
+    });
+    let crash = async {
+        fleet.until_replica("n1/0", "a full engine", |replica| replica.in_flight >= 8).await;
+        fleet.crash("n1/0").await;
+    };
+    soon("all answers", futures_util::future::join(futures_util::future::join_all(clients), crash)).await;
 }

@@ -2,9 +2,12 @@
 
 use std::path::Path;
 
+use hostler_proto::lane::ROUTER_SERVER;
 use hostler_sim::EngineArgs;
 use serde_json::json;
 use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixListener;
 use tokio::task::JoinHandle;
 
 use crate::harness::{CHAT, Fleet, Setup, chat, chat_stream, soon, until};
@@ -15,6 +18,15 @@ fn run_engine(socket: &Path) -> JoinHandle<()> {
     let flags = format!("--uds {} --served-model-name theirs --sim-start-ms 0 --sim-step-ms 2", socket.display());
     let args = EngineArgs::from_flags(&flags.split_whitespace().collect::<Vec<_>>());
     tokio::spawn(async move { hostler_sim::serve(args, std::future::pending::<()>()).await.unwrap() })
+}
+
+/// Waits until the router knows this many replicas.
+async fn until_known(fleet: &Fleet, replicas: usize) {
+    until("the replicas known", async || {
+        let known = fleet.admin().replicas().await.map_err(|status| status.to_string())?;
+        if known.len() == replicas { Ok(()) } else { Err(format!("{known:?}")) }
+    })
+    .await;
 }
 
 fn target(folder: &TempDir, name: &str) -> String {
@@ -55,11 +67,7 @@ async fn an_attached_engine_that_is_not_there_keeps_no_other_waiting() {
     let folder = TempDir::new().unwrap();
     let theirs = run_engine(&folder.path().join("b.sock"));
     let fleet = Fleet::launch(Setup::agents(1).attach(&["a.sock", "b.sock"].map(|name| target(&folder, name)))).await;
-    until("both known", async || {
-        let known = fleet.admin().replicas().await.map_err(|status| status.to_string())?;
-        if known.len() == 2 { Ok(()) } else { Err(format!("{known:?}")) }
-    })
-    .await;
+    until_known(&fleet, 2).await;
     fleet.until_replica("n0/1", "ready", |replica| replica.is_ready()).await;
     let absent = fleet.until_replica("n0/0", "waits", |replica| replica.reason.contains("waits for unix:")).await;
     assert!(!absent.is_ready() && !theirs.is_finished());
@@ -77,4 +85,27 @@ async fn attached_engines_are_left_alone_when_their_agent_ends() {
     agent.shutdown.drain();
     soon("the agent's end", agent.task).await.unwrap().unwrap();
     assert!(engines.iter().all(|engine| !engine.is_finished()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_router_is_not_attached_as_an_engine() {
+    let folder = TempDir::new().unwrap();
+    let listener = UnixListener::bind(folder.path().join("a.sock")).unwrap();
+    // Answers as the edge of a router does.
+    tokio::spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            tokio::spawn(async move {
+                let body = r#"{"object":"list","data":[{"id":"theirs"}]}"#;
+                let answer = format!("HTTP/1.1 200 OK\r\nserver: {ROUTER_SERVER}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+                while stream.read(&mut [0; 4096]).await.is_ok_and(|read| read > 0) && stream.write_all(answer.as_bytes()).await.is_ok() {}
+            });
+        }
+    });
+    let fleet = Fleet::launch(Setup::agents(1).attach(&[target(&folder, "a.sock")])).await;
+    until_known(&fleet, 1).await;
+    let refused = fleet.until_replica("n0/0", "refused", |replica| replica.reason.contains("a router answers there")).await;
+    assert!(!refused.is_ready());
+    let models = fleet.edge().get("/v1/models").await;
+    assert_eq!(models.header("server"), Some(ROUTER_SERVER), "so routers are recognized");
 }

@@ -14,7 +14,7 @@ use http::StatusCode;
 const MODELS: &str = r#"{"data":[{"id":"tiny","parent":null},{"id":"poet","parent":"tiny","root":"/poet"}]}"#;
 
 fn reply(status: u16, body: &'static str) -> ApiReply {
-    ApiReply { status: StatusCode::from_u16(status).unwrap(), body: body.into() }
+    ApiReply { status: StatusCode::from_u16(status).unwrap(), body: body.into(), is_from_router: false }
 }
 
 fn card(raw: &'static str) -> ModelCard {

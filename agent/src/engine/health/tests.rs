@@ -169,7 +169,7 @@ async fn a_python_front_end_is_not_asked_for_tokenize() {
 
 #[test]
 fn only_consecutive_bad_answers_count() {
-    let reply = |status| Ok(ApiReply { status, body: Bytes::new() });
+    let reply = |status| Ok(ApiReply { status, body: Bytes::new(), is_from_router: false });
     let (good, bad) = (reply(StatusCode::OK), reply(StatusCode::SERVICE_UNAVAILABLE));
     let mut tally = HealthFailures::default();
     for answer in [&bad, &bad, &good, &bad, &Err(FetchError::Broken("torn".to_owned()))] {

@@ -9,7 +9,12 @@ use tokio::time::Instant;
 use super::*;
 
 fn limits() -> PhaseTimeouts {
-    PhaseTimeouts { startup: Duration::from_secs(60), drain: Duration::from_secs(30), grace: Duration::from_secs(10) }
+    PhaseTimeouts {
+        startup: Duration::from_secs(60),
+        drain: Duration::from_secs(30),
+        grace: Duration::from_secs(10),
+        max_backoff: MAX_BACKOFF,
+    }
 }
 
 /// An agent that leaves without haste.
@@ -112,7 +117,12 @@ fn suspended_time_does_not_count_against_a_start() {
 
 #[test]
 fn the_backoff_doubles_up_to_five_minutes() {
-    let seconds: Vec<u64> = (1..=11).map(|n| backoff(n).as_secs()).collect();
+    let mut machine = machine_after(READY, Instant::now());
+    let mut backoff = |crashes| {
+        machine.crashes = crashes;
+        machine.backoff()
+    };
+    let seconds: Vec<u64> = (1..=11).map(|crashes| backoff(crashes).as_secs()).collect();
     assert_eq!(seconds, [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]);
     assert_eq!(backoff(u32::MAX), MAX_BACKOFF);
 }

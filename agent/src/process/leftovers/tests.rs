@@ -1,4 +1,5 @@
-use std::process::{Child, Command};
+use std::io::{Read, Write};
+use std::process::{Child, Command, Stdio};
 
 use super::*;
 
@@ -13,8 +14,11 @@ struct Mapping {
 impl Mapping {
     fn of(directory: &Path, name: &str) -> Self {
         let path = directory.join(name);
-        fs::copy("/bin/sleep", &path).unwrap();
-        let child = Command::new(&path).arg("600").spawn().unwrap();
+        fs::copy("/bin/cat", &path).unwrap();
+        let mut child = Command::new(&path).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        // `spawn` returns before the kernel has mapped the program.
+        child.stdin.as_mut().unwrap().write_all(b"a").unwrap();
+        child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
         Self { child, path }
     }
 

@@ -213,6 +213,7 @@ fn spec(directory: &tempfile::TempDir) -> EngineSpec {
         startup_timeout: Duration::from_secs(60),
         drain_timeout: Duration::from_secs(60),
         stop_grace: Duration::from_millis(300),
+        max_backoff: Duration::from_secs(300),
         probe_interval: Duration::from_millis(50),
         cache: cache::KvEventSource::Nothing { because: "it has no cache".to_owned() },
         keepers: keeper::tests::program(directory.path()).into(),

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use hostler_api::{ChunkChoice, ChunkLogprobs, ChunkMessage, ChunkUsage, CompletionChunk};
 use serde_json::{Map, Value, json};
 
-use super::tools::{NamedTool, RenamedTools, custom_input};
+use super::tools::{NamedTool, RenamedTools, custom_input, is_cut};
 use crate::edge::translation::unreadable_answer;
 
 /// Most bytes of repeated fields. Each stream keeps them, and sends them three times.
@@ -199,8 +199,10 @@ pub(in crate::edge) fn translate_answer(fields: &ResponseFields, body: &[u8], no
         let item = head.item_id(tool.id_prefix(), output.len());
         let call_id = call.id.unwrap_or_else(|| head.item_id("call", output.len()));
         let arguments = call.function.arguments.unwrap_or_default();
-        let arguments = if tool.is_custom { custom_input(&arguments) } else { arguments };
-        output.push(call_item(&item, &call_id, &tool, &arguments, "completed"));
+        let finish = finish_reason.as_deref();
+        let status = if is_cut(&arguments, finish) { "incomplete" } else { "completed" };
+        let arguments = if tool.is_custom { custom_input(&arguments, finish) } else { arguments };
+        output.push(call_item(&item, &call_id, &tool, &arguments, status));
     }
     let end = (finish_reason.as_deref().unwrap_or_default(), usage.unwrap_or_default());
     Ok(fields.response(&head, &output, Some(end)).to_string().into_bytes())

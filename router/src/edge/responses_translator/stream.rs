@@ -4,7 +4,7 @@ use hostler_api::{ChunkChoice, ChunkMessage, ChunkToolCall, ChunkUsage, Completi
 use serde_json::{Value, json};
 
 use super::answer::{ResponseFields, ResponseHead, call_item, message_item, output_text, reasoning_item, token_logprobs};
-use super::tools::{NamedTool, custom_input};
+use super::tools::{NamedTool, custom_input, is_cut};
 use crate::edge::translation::{ArrivalTime, ChunkTranslator, TranslationError};
 use crate::sse::Dialect;
 
@@ -141,19 +141,23 @@ impl ResponsesTranslator {
 
     /// Closes the open item. Held text becomes a separate item.
     fn end_item(&mut self, output: &mut Vec<u8>) {
+        let is_cut = self.is_call_cut();
         self.write_custom_input(output);
         let Some(item) = &mut self.open_item else { return };
         if item.kind == ItemKind::Message {
             item.logprobs.append(&mut self.held_logprobs);
         }
-        let (name, part, value) = (item.event_name(), item.part(), item.to_value("completed"));
+        let status = if is_cut { "incomplete" } else { "completed" };
+        let (name, part, value) = (item.event_name(), item.part(), item.to_value(status));
         let done = match &item.kind {
             ItemKind::Call { tool, .. } if tool.is_custom => json!({"input": item.text}),
             ItemKind::Call { tool, .. } => json!({"name": tool.name, "arguments": item.text}),
             ItemKind::Reasoning => json!({"text": item.text}),
             ItemKind::Message => json!({"text": item.text, "logprobs": item.logprobs}),
         };
-        self.write_item_event(&format!("{name}.done"), done, output);
+        if !is_cut {
+            self.write_item_event(&format!("{name}.done"), done, output);
+        }
         if let Some(part) = part {
             self.write_item_event("response.content_part.done", json!({"part": part}), output);
         }
@@ -173,8 +177,19 @@ impl ResponsesTranslator {
         let arguments = std::mem::take(&mut self.custom_arguments);
         let is_custom = |item: &OpenItem| matches!(&item.kind, ItemKind::Call { tool, .. } if tool.is_custom);
         if self.open_item.as_ref().is_some_and(is_custom) {
-            self.write_delta(&custom_input(&arguments), output);
+            self.write_delta(&custom_input(&arguments, self.finish_reason.as_deref()), output);
         }
+    }
+
+    /// Whether the open item is a call that the limit of the answer's length has cut.
+    fn is_call_cut(&self) -> bool {
+        let finish = self.finish_reason.as_deref();
+        let is_cut_call = |item: &OpenItem| match &item.kind {
+            ItemKind::Call { tool, .. } if tool.is_custom => is_cut(&self.custom_arguments, finish),
+            ItemKind::Call { .. } => is_cut(&item.text, finish),
+            ItemKind::Reasoning | ItemKind::Message => false,
+        };
+        self.open_item.as_ref().is_some_and(is_cut_call)
     }
 
     /// Writes more of the open item.
@@ -274,7 +289,7 @@ impl ChunkTranslator for ResponsesTranslator {
     }
 
     fn finish(&mut self, _now: ArrivalTime, output: &mut Vec<u8>) -> Result<(), TranslationError> {
-        let finish = self.finish_reason.take().ok_or_else(TranslationError::incomplete)?;
+        let finish = self.finish_reason.clone().ok_or_else(TranslationError::incomplete)?;
         self.end_item(output);
         let head = self.head.take().unwrap_or_default();
         let response = self.fields.response(&head, &self.output, Some((&finish, self.usage)));

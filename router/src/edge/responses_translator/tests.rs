@@ -205,6 +205,45 @@ fn calls_come_back_under_the_clients_names() {
 }
 
 #[test]
+fn a_call_that_the_limit_has_cut_is_incomplete_and_not_to_be_run() {
+    let tools = json!([{"type": "custom", "name": "shell"}, {"type": "function", "name": "look"}]);
+    for (name, arguments, kept) in [("shell", r#"{"input":"rm -r"#, ("input", "")), ("look", r#"{"at":"#, ("arguments", r#"{"at":"#))] {
+        let (_, fields, _) = chat_request(&body(json!({"tools": tools.clone()}))).unwrap();
+        let call = json!({"index": 0, "id": "c0", "type": "function", "function": {"name": name, "arguments": arguments}});
+        let choice = json!({"message": {"tool_calls": [call]}, "finish_reason": "length"});
+        let whole = json!({"id": "chatcmpl-1", "model": "m", "choices": [choice]}).to_string();
+        let answer = translate_answer(&fields, whole.as_bytes(), SystemTime::UNIX_EPOCH).unwrap();
+        let item = &serde_json::from_slice::<Value>(&answer).unwrap()["output"][0];
+        assert_eq!((&item["status"], &item[kept.0]), (&json!("incomplete"), &json!(kept.1)), "{item}");
+
+        let stream = [chunk(&json!({"tool_calls": [call]}), None), chunk(&json!({}), Some("length"))].concat();
+        let (told, _) = translate_stream(fields, &[stream.as_bytes()]);
+        let events = events(&told);
+        assert!(!events.iter().any(|event| event["type"].as_str().unwrap().ends_with("input.done")), "{told}");
+        assert!(!events.iter().any(|event| event["type"].as_str().unwrap().ends_with("arguments.done")), "{told}");
+        let end = &events.last().unwrap()["response"];
+        assert_eq!((&end["status"], &end["output"][0]), (&json!("incomplete"), item));
+    }
+}
+
+#[test]
+fn tools_that_would_have_one_name_in_the_chat_are_refused() {
+    let plain = |name: &str| json!({"type": "function", "name": name});
+    let within = |namespace: &str, name: &str| json!({"type": "namespace", "name": namespace, "tools": [plain(name)]});
+    for tools in [
+        [plain("a__b"), within("a", "b")],
+        [within("a", "b"), plain("a__b")],
+        [within("a__b", "c"), within("a", "b__c")],
+        [plain("x"), json!({"type": "custom", "name": "x"})],
+    ] {
+        let refused = chat_request(&body(json!({"tools": tools}))).expect_err("a call could be of either");
+        assert!(refused.contains("two tools have the name"), "{refused}");
+    }
+    let twice = added(json!({"tools": [plain("x"), plain("x")]}));
+    assert_eq!(function_names(&twice), ["x", "x"], "engines take them");
+}
+
+#[test]
 fn features_of_the_python_front_end_are_refused_with_advice() {
     for (more, words) in [
         (
@@ -214,6 +253,11 @@ fn features_of_the_python_front_end_are_refused_with_advice() {
         (json!({"background": true}), "--front-end python"),
         (json!({"tools": [{"type": "local_shell"}]}), "unknown variant `local_shell`"),
         (json!({"tools": [{"type": "web_search"}], "tool_choice": "required"}), "nobody here can run"),
+        (json!({"tool_choice": "required"}), "the request has no tools"),
+        (
+            json!({"tools": agents_tools(), "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "namespace", "name": "mcp__toy"}]}}),
+            "a tool of `allowed_tools` is a function or custom tool",
+        ),
         (json!({"input": [{"type": "item_reference", "id": "x"}]}), "unknown variant `item_reference`"),
         (json!({"input": null}), "input is needed"),
         (json!({"input": [{"role": "user", "content": 7}]}), "a content is a text or a list of parts"),
@@ -354,8 +398,12 @@ fn a_response_has_the_id_given_by_its_client() {
 
 /// Translates a stream in these pieces. Returns the output, and the error that ended it.
 fn told_of(pieces: &[&[u8]]) -> (String, Option<TranslationError>) {
+    translate_stream(fields(), pieces)
+}
+
+fn translate_stream(fields: ResponseFields, pieces: &[&[u8]]) -> (String, Option<TranslationError>) {
     let now = ArrivalTime { instant: Instant::now(), time: SystemTime::UNIX_EPOCH };
-    let mut translation = StreamTranslation::new(ResponsesTranslator::new(fields()));
+    let mut translation = StreamTranslation::new(ResponsesTranslator::new(fields));
     let mut told = Vec::new();
     let cut = pieces.iter().try_for_each(|piece| translation.push(piece, now).map(|more| told.extend(more)));
     let cut = cut.and_then(|()| translation.finish(now).map(|more| told.extend(more))).err();

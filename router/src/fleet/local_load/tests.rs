@@ -1,19 +1,19 @@
 use super::*;
 
 fn cost(due: f64) -> InFlightCost {
-    InFlightCost { prompt_tokens: 100, uncached_tokens: 60, first_byte_due: due }
+    InFlightCost { sequences: 3, prompt_tokens: 100, uncached_tokens: 60, first_byte_due: due }
 }
 
 #[test]
 fn a_request_is_pending_until_prefilled_and_in_flight_throughout() {
     let own = Arc::<LocalLoad>::default();
     let mut request = own.start_request(cost(1.0), None);
-    assert_eq!((own.in_flight(), own.pending_tokens(), own.context_tokens()), (1, 60, 100));
+    assert_eq!((own.in_flight(), own.sequences(), own.pending_tokens(), own.context_tokens()), (1, 3, 60, 100));
     request.finish_prefill();
     request.start_answer();
-    assert_eq!((own.in_flight(), own.pending_tokens(), own.context_tokens()), (1, 0, 100));
+    assert_eq!((own.in_flight(), own.sequences(), own.pending_tokens(), own.context_tokens()), (1, 3, 0, 100));
     drop(request);
-    assert_eq!((own.in_flight(), own.pending_tokens(), own.context_tokens()), (0, 0, 0));
+    assert_eq!((own.in_flight(), own.sequences(), own.pending_tokens(), own.context_tokens()), (0, 0, 0, 0));
 }
 
 #[test]
@@ -44,8 +44,8 @@ fn learned_rates_are_read_back() {
 #[test]
 fn a_stated_limit_counts_and_a_learned_one_expires() {
     let own = LocalLoad::default();
-    assert_eq!((own.request_limit(0, 5.0), own.request_limit(16, 5.0)), (0, 16));
-    own.learn_request_limit(12, 5.0);
-    assert_eq!((own.request_limit(0, 6.0), own.request_limit(16, 6.0)), (12, 16));
-    assert_eq!(own.request_limit(0, 5.0 + LEARNED_LIMIT_SECONDS), 0);
+    assert_eq!((own.sequence_limit(0, 5.0), own.sequence_limit(16, 5.0)), (0, 16));
+    own.learn_sequence_limit(12, 5.0);
+    assert_eq!((own.sequence_limit(0, 6.0), own.sequence_limit(16, 6.0)), (12, 16));
+    assert_eq!(own.sequence_limit(0, 5.0 + LEARNED_LIMIT_SECONDS), 0);
 }

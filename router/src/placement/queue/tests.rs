@@ -33,7 +33,7 @@ impl Fixture {
     fn fill(&self, replica: usize) -> InFlight {
         self.placed.fleet.view().replicas[replica]
             .local_load
-            .start_request(InFlightCost { prompt_tokens: 50_000, uncached_tokens: 50_000, first_byte_due: f64::MAX }, None)
+            .start_request(InFlightCost { sequences: 1, prompt_tokens: 50_000, uncached_tokens: 50_000, first_byte_due: f64::MAX }, None)
     }
 
     /// Waits for a turn, and gives it up at once.
@@ -71,7 +71,7 @@ async fn turn(
     let prompt = Arc::new(text(&"a".repeat(4 * tokens)));
     let chosen = placer.choose(&prompt, &[], Instant::now()).expect("there is a replica");
     let waiting = TurnFactors { priority, ..asked(0, &chosen) };
-    queue.wait_for_turn(&prompt, waiting, queue.take_slot(share(0, 4 * tokens as u64))?, chosen.wait_estimate()).await
+    queue.wait_for_turn((&prompt, &[]), waiting, queue.take_slot(share(0, 4 * tokens as u64))?, chosen.wait_estimate()).await
 }
 
 const LONG: Duration = Duration::from_secs(3600);
@@ -116,7 +116,8 @@ async fn prompts_for_a_busy_replica_wait_for_a_prefill_window() {
     let every = Duration::from_millis(400);
     let fixture = Fixture::on(Placement::with_prefill_windows(1, every).await, 8, LONG);
     let local_load = fixture.placed.fleet.view().replicas[0].local_load.clone();
-    let streams: Vec<InFlight> = (0..100).map(|_| local_load.start_request(InFlightCost::default(), None)).collect();
+    let streams: Vec<InFlight> =
+        (0..100).map(|_| local_load.start_request(InFlightCost { sequences: 1, ..InFlightCost::default() }, None)).collect();
     let begun = Instant::now();
     let mut turns = Vec::new();
     for _ in 0..4 {
@@ -128,7 +129,7 @@ async fn prompts_for_a_busy_replica_wait_for_a_prefill_window() {
             let chosen = placer.choose(&prompt, &[], Instant::now()).expect("there is a replica");
             if !chosen.has_room() {
                 let slot = queue.take_slot(share(0, 5)).unwrap();
-                queue.wait_for_turn(&prompt, asked(0, &chosen), slot, chosen.wait_estimate()).await.unwrap();
+                queue.wait_for_turn((&prompt, &[]), asked(0, &chosen), slot, chosen.wait_estimate()).await.unwrap();
             }
             begun.elapsed()
         }));
@@ -173,7 +174,7 @@ async fn the_next_request_sees_what_its_predecessor_takes() {
         let (_, turn) = turn(&queue, &placer, 0, 10).await.unwrap();
         let taken = placer.fleet.view().replicas[0]
             .local_load
-            .start_request(InFlightCost { prompt_tokens: 50_000, uncached_tokens: 50_000, first_byte_due: f64::MAX }, None);
+            .start_request(InFlightCost { sequences: 1, prompt_tokens: 50_000, uncached_tokens: 50_000, first_byte_due: f64::MAX }, None);
         drop(turn);
         taken
     });
@@ -291,7 +292,8 @@ impl Fixture {
             let prompt = Arc::new(prompt);
             let outlook = queue.estimate_arrival(&prompt)?;
             let waiting = TurnFactors { priority: 0, tenant: 0, weight: 1.0, uncached_tokens: 1, output_tokens: 0, queued_at: 0.0 };
-            let (chosen, _turn) = queue.wait_for_turn(&prompt, waiting, queue.take_slot(share(0, 5)).unwrap(), outlook).await.unwrap();
+            let (chosen, _turn) =
+                queue.wait_for_turn((&prompt, &[]), waiting, queue.take_slot(share(0, 5)).unwrap(), outlook).await.unwrap();
             Some((since.elapsed(), chosen.is_some()))
         })
     }
@@ -409,7 +411,7 @@ async fn made_up_model_names_are_forgotten_or_bounded() {
         waiting.push(tokio::spawn(async move {
             let waiting =
                 TurnFactors { priority: 0, tenant: number as u64, weight: 1.0, uncached_tokens: 1, output_tokens: 0, queued_at: 0.0 };
-            let _ = queue.wait_for_turn(&prompt, waiting, queue.take_slot(share(number as u64, 5)).unwrap(), outlook).await;
+            let _ = queue.wait_for_turn((&prompt, &[]), waiting, queue.take_slot(share(number as u64, 5)).unwrap(), outlook).await;
         }));
         tokio::task::yield_now().await;
     }
@@ -440,13 +442,13 @@ async fn a_request_waiting_for_its_cache_holds_up_nobody() {
     placed.index.store(slots[0], &cached.token_keys(16));
     let full = placed.fleet.view().replicas[0]
         .local_load
-        .start_request(InFlightCost { prompt_tokens: 30_000, uncached_tokens: 30_000, first_byte_due: f64::MAX }, None);
+        .start_request(InFlightCost { sequences: 1, prompt_tokens: 30_000, uncached_tokens: 30_000, first_byte_due: f64::MAX }, None);
     let chosen = placed.choose(&cached);
     assert!(&*chosen.replica.id == "n/0" && !chosen.has_room(), "computing it anew would take longer than what is ahead");
     let (patient, prompt) = (queue.clone(), cached.clone());
     let waits = tokio::spawn(async move {
         patient
-            .wait_for_turn(&prompt, asked(0, &chosen), patient.take_slot(share(0, 0))?, chosen.wait_estimate())
+            .wait_for_turn((&prompt, &[]), asked(0, &chosen), patient.take_slot(share(0, 0))?, chosen.wait_estimate())
             .await
             .map(|(chosen, _)| chosen.unwrap().replica.id.clone())
     });
@@ -464,8 +466,9 @@ fn wait_for(fixture: &Fixture, name: &'static str, tenant: u64, bytes: u64) -> J
     tokio::spawn(async move {
         let prompt = Arc::new(text(&"a".repeat(400)));
         let chosen = placer.choose(&prompt, &[], Instant::now()).expect("there is a replica");
-        let turn =
-            queue.wait_for_turn(&prompt, asked(tenant, &chosen), queue.take_slot(share(tenant, bytes))?, chosen.wait_estimate()).await?;
+        let turn = queue
+            .wait_for_turn((&prompt, &[]), asked(tenant, &chosen), queue.take_slot(share(tenant, bytes))?, chosen.wait_estimate())
+            .await?;
         log.lock().push(name);
         drop(turn);
         Ok(())
@@ -540,6 +543,7 @@ async fn a_tenant_served_without_waiting_goes_behind_unserved_ones() {
     fixture.queue.record_bypass(
         Some("m"),
         &TurnFactors { priority: 0, tenant: 1, weight: 1.0, uncached_tokens: 5000, output_tokens: 0, queued_at: 0.0 },
+        0.0,
     );
     for (name, tenant) in [("served before", 1), ("new", 2)] {
         drop(wait_for(&fixture, name, tenant, 0));

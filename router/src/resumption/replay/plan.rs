@@ -38,6 +38,7 @@ pub(crate) struct ReplayPlan {
     /// The places of the prompt in the body.
     prompt_parts: Vec<Range<usize>>,
     output_bounds: OutputBounds,
+    sequences: u32,
 }
 
 /// The body of a request whose answer streams.
@@ -66,12 +67,13 @@ impl ReplayPlan {
             cache_salt: request.cache_salt.clone(),
             prompt_parts,
             output_bounds: request.output_bounds,
+            sequences: request.sequences,
         }
     }
 
     /// `tenant`'s request for its next placement.
     pub(crate) fn placement_request(&self, tenant: u64, body: &Bytes) -> PlacementRequest {
-        let Self { path, model, cache_salt, prompt_parts, output_bounds, .. } = self;
+        let Self { path, model, cache_salt, prompt_parts, output_bounds, sequences, .. } = self;
         PlacementRequest {
             tenant,
             model: model.clone(),
@@ -80,6 +82,7 @@ impl ReplayPlan {
             prompt_parts: prompt_parts.iter().map(|part| body.slice(part.clone())).collect(),
             cache_salt: cache_salt.clone(),
             output_bounds: *output_bounds,
+            sequences: *sequences,
             is_stream: true,
             required_engine: None,
         }

@@ -50,7 +50,7 @@ pub(crate) fn place_among(count_of: usize) -> anyhow::Result<()> {
             overdue: 0.0,
             rates: Rates::default(),
             time_left: f64::INFINITY,
-            request_limit: 0,
+            most_beside: u32::MAX,
             doubtful: false,
         })
         .collect();
