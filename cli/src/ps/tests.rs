@@ -185,3 +185,63 @@ fn the_json_holds_everything_of_each_replica() {
     assert_eq!(json[3]["replicas"][0]["failure"]["kind"], "memory");
     assert!(json[0]["replicas"][0]["failure"].is_null());
 }
+
+/// A node of which everything is known, as the router would report it.
+fn whole_node() -> Node {
+    let mut whole = node(
+        "n0",
+        agent::ReplicaState {
+            reason: "serves".into(),
+            engine_pid: 4242,
+            engine_socket: "/run/e.sock".into(),
+            restarts: 3,
+            gpu: "NVIDIA H200".into(),
+            gpus: gpus(1),
+            progress: Some(agent::Progress { stage: "loading weights".into(), percent: 45, seconds_left: 20 }),
+            launch: Some(agent::Launch {
+                profile: "latency".into(),
+                tensor_parallel: 1,
+                front_end: "rust".into(),
+                arguments: vec!["--no-log-requests".into()],
+                kv_tokens: 100_000,
+                ..agent::Launch::default()
+            }),
+            findings: vec![finding("eager", "seen", "change")],
+            failure: Some(agent::Failure { kind: "memory".into(), cause: "out of memory".into(), remedy: "end it".into() }),
+            ..ready()
+        },
+        |replica| {
+            let engine = agent::EngineLoad { running: 31, waiting: 2, kv_use: 0.5, ..agent::EngineLoad::default() };
+            replica.load = Some(agent::Load { in_flight: 33, served: 1207, engine: Some(engine), ..agent::Load::default() });
+            (replica.epoch, replica.local_in_flight, replica.gpus) = (7, 12, vec![reading(0)]);
+            replica.cache = Some(cache(true, ""));
+            replica.rates = Some(wire::Rates { step: 0.01, prefill: 0.001, slowness: 1.0, ..wire::Rates::default() });
+        },
+    );
+    whole.job = Some(agent::Job { array_index: Some(3), leaves_in_ms: Some(9_500), ..job("12[3].head", 2, Some(10_900)) }.into());
+    whole
+}
+
+/// Scripts read these names and values.
+#[test]
+fn the_json_keeps_its_names() {
+    let mut starting = node("n1", agent::ReplicaState::default(), |replica| replica.suspect = true);
+    starting.attached = false;
+    let gone = wire::GoneJob { node: "n2".into(), job: Some(job("13.head", 1, None)), gone_ms_ago: 195_900, reason: "agent lost".into() };
+    let json = serde_json::json!({ "nodes": [whole_node(), starting], "gone_jobs": [GoneJob::from(gone)] });
+    insta::assert_snapshot!(json_lines("", &json).join("\n"));
+}
+
+/// A line for each value of a JSON document, sorted by its path: the order of fields is nobody's
+/// business.
+fn json_lines(path: &str, value: &serde_json::Value) -> Vec<String> {
+    let mut lines: Vec<String> = match value {
+        serde_json::Value::Object(fields) => fields.iter().flat_map(|(name, value)| json_lines(&format!("{path}.{name}"), value)).collect(),
+        serde_json::Value::Array(items) if !items.is_empty() => {
+            items.iter().enumerate().flat_map(|(index, item)| json_lines(&format!("{path}[{index}]"), item)).collect()
+        }
+        other => vec![format!("{path} = {other}")],
+    };
+    lines.sort();
+    lines
+}

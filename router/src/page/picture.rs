@@ -404,3 +404,6 @@ fn shorten(words: &str) -> String {
 fn whole_second(at: SystemTime) -> u64 {
     (millis_since_1970(at) + 500) / 1000 * 1000
 }
+
+#[cfg(test)]
+mod tests;
