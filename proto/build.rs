@@ -1,4 +1,59 @@
-//! Compiles the `.proto` files in Rust, so that building needs no `protoc`.
+//! Compiles the `.proto` files in Rust, so that building needs no `protoc`. The messages of a fleet
+//! are JSON as well: what `hostler ps --json` prints and what the router's page reads.
+
+/// Messages that are written as JSON, by their fields' names.
+const JSON_MESSAGES: [&str; 18] = [
+    "agent.v1.EngineLoad",
+    "agent.v1.Failure",
+    "agent.v1.Finding",
+    "agent.v1.Gpu",
+    "agent.v1.GpuReading",
+    "agent.v1.Job",
+    "agent.v1.Launch",
+    "agent.v1.Load",
+    "agent.v1.Progress",
+    "agent.v1.ReplicaState",
+    "fleet.v1.Cache",
+    "fleet.v1.FirstTokens",
+    "fleet.v1.GoneJob",
+    "fleet.v1.ModelDemand",
+    "fleet.v1.Node",
+    "fleet.v1.Rates",
+    "fleet.v1.Replica",
+    "fleet.v1.TenantUse",
+];
+
+/// Messages whose fields stand beside those of the message that has them.
+const JSON_FLATTENED: [&str; 4] = ["Gpu.reading", "Load.engine", "Replica.load", "Replica.state"];
+
+/// Fields that JSON leaves out: what only routers and agents need of each other, and what another
+/// field says as well.
+const JSON_SKIPPED: [&str; 7] = [
+    "GpuReading.uuid",
+    "Load.context_tokens_yours",
+    "Load.in_flight_yours",
+    "Load.pending_tokens_yours",
+    "Replica.suspect",
+    "ReplicaState.cache",
+    "ReplicaState.prompt_files",
+];
+
+/// Fields with another name or another form in JSON: the field, its name, and the function of
+/// `src/json.rs` that writes it.
+const JSON_FORMS: [(&str, &str, &str); 12] = [
+    ("GoneJob.gone_ms_ago", "gone_seconds_ago", "seconds"),
+    ("GoneJob.job", "job", "whole"),
+    ("Job.ends_in_ms", "ends_in_seconds", "optional_seconds"),
+    ("Job.leaves_in_ms", "leaves_in_seconds", "optional_seconds"),
+    ("Launch.kv_tokens", "kv_tokens", "known"),
+    ("Launch.max_model_len", "max_model_len", "known"),
+    ("Progress.seconds_left", "seconds_left", "known"),
+    ("Replica.cache", "cache", "whole"),
+    ("Replica.rates", "rates", "whole"),
+    ("ReplicaState.models", "models", "model_ids"),
+    ("ReplicaState.phase", "phase", "phase"),
+    ("ReplicaState.returns_in_seconds", "returns_in_seconds", "known"),
+];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let files = ["agent/v1/agent.proto", "fleet/v1/fleet.proto", "inference/v1/inference.proto", "join/v1/join.proto"];
@@ -13,6 +68,19 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let descriptors = protox::compile(files, ["."])?;
     // Every `bytes` field is a `bytes::Bytes`: a frame's body is a slice of the buffer it was read
     // into.
-    tonic_prost_build::configure().bytes(".").compile_fds(descriptors)?;
+    let mut builder = tonic_prost_build::configure().bytes(".");
+    for message in JSON_MESSAGES {
+        builder = builder.message_attribute(message, "#[derive(serde::Serialize)]");
+    }
+    for field in JSON_FLATTENED {
+        builder = builder.field_attribute(field, "#[serde(flatten, serialize_with = \"crate::json::whole\")]");
+    }
+    for field in JSON_SKIPPED {
+        builder = builder.field_attribute(field, "#[serde(skip)]");
+    }
+    for (field, name, form) in JSON_FORMS {
+        builder = builder.field_attribute(field, format!("#[serde(rename = \"{name}\", serialize_with = \"crate::json::{form}\")]"));
+    }
+    builder.field_attribute("Node.name", "#[serde(rename = \"node\")]").compile_fds(descriptors)?;
     Ok(())
 }

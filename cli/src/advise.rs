@@ -2,11 +2,13 @@
 //! change.
 
 use clap::Args;
+use hostler_proto::agent::v1::Finding;
+use hostler_proto::fleet::v1::{Node, Replica};
 use serde::Serialize;
 
 use crate::admin::{AdminArgs, connect};
 use crate::output::say;
-use crate::ps::{self, Finding, NO_AGENT, Node, Replica};
+use crate::ps::{self, NO_AGENT};
 
 #[derive(Debug, Args)]
 pub(crate) struct AdviseArgs {
@@ -44,7 +46,7 @@ pub(crate) async fn advise(args: &AdviseArgs) -> anyhow::Result<()> {
 /// Selected replicas: all, those of a node, or one.
 fn select_replicas<'a>(nodes: &'a [Node], target: Option<&str>) -> anyhow::Result<Vec<&'a Replica>> {
     let replicas = nodes.iter().flat_map(|node| node.replicas.iter().map(move |replica| (node, replica)));
-    let meant = |(node, replica): &(&Node, &Replica)| target.is_none_or(|target| node.node == target || replica.id == target);
+    let meant = |(node, replica): &(&Node, &Replica)| target.is_none_or(|target| node.name == target || replica.id == target);
     let chosen: Vec<&Replica> = replicas.filter(meant).map(|(_, replica)| replica).collect();
     match target {
         Some(target) if chosen.is_empty() => {
@@ -55,7 +57,7 @@ fn select_replicas<'a>(nodes: &'a [Node], target: Option<&str>) -> anyhow::Resul
 }
 
 fn advice<'a>(replicas: &[&'a Replica]) -> impl Iterator<Item = Advice<'a>> {
-    replicas.iter().flat_map(|replica| replica.findings.iter().map(|finding| Advice { replica: &replica.id, finding }))
+    replicas.iter().flat_map(|replica| replica.state().findings.iter().map(|finding| Advice { replica: &replica.id, finding }))
 }
 
 fn lines(replicas: &[&Replica]) -> Vec<String> {
@@ -65,7 +67,7 @@ fn lines(replicas: &[&Replica]) -> Vec<String> {
         })
         .collect();
     if lines.is_empty() {
-        let serving = replicas.iter().filter(|replica| replica.phase == "ready").count();
+        let serving = replicas.iter().filter(|replica| replica.is_ready()).count();
         return vec![format!(
             "nothing to advise: {serving} of {} replicas serve, and nothing was seen that costs them speed; what does shows after half a minute of work",
             replicas.len()

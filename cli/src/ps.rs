@@ -1,14 +1,13 @@
 //! `hostler ps`: nodes and replicas in one router's view, as a table or as JSON for scripts.
 
-mod fleet;
 mod fleet_jobs;
 mod gpu_total;
 
 use clap::Args;
-use hostler_proto::fleet::v1::ListRequest;
+use hostler_proto::agent::v1::{Failure, Gpu, Job};
+use hostler_proto::fleet::v1::{GoneJob, ListRequest, ListResponse, Node, Replica};
+use serde_json::{Value, json};
 
-use self::fleet::Failure;
-pub(crate) use self::fleet::{Finding, GoneJob, Gpu, Job, Node, Replica};
 use self::fleet_jobs::job_lines;
 pub(crate) use self::gpu_total::GpuTotal;
 use crate::admin::{AdminArgs, AdminClient, connect, status_error};
@@ -29,28 +28,33 @@ pub(crate) struct PsArgs {
 
 pub(crate) async fn ps(args: &PsArgs) -> anyhow::Result<()> {
     let listed = connect(&args.admin).await?.list(ListRequest {}).await.map_err(status_error)?.into_inner();
-    let nodes: Vec<Node> = listed.nodes.into_iter().map(Node::from).collect();
-    let gone_jobs: Vec<GoneJob> = listed.gone_jobs.into_iter().map(GoneJob::from).collect();
     let folder = fleet_jobs::find_folder(&args.admin)?;
     let jobs = folder.as_ref().map(fleet_jobs::read).transpose()?.unwrap_or_default();
     if args.json {
-        say(&serde_json::to_string_pretty(&serde_json::json!({ "nodes": nodes, "gone_jobs": gone_jobs, "jobs": jobs }))?);
+        let mut fleet = fleet_json(listed);
+        fleet["jobs"] = json!(jobs);
+        say(&serde_json::to_string_pretty(&fleet)?);
     } else {
         let shortfalls = folder.as_ref().map(describe_shortfalls).transpose()?.unwrap_or_default();
         // The shortfalls of a fleet of jobs say why no agent has come.
-        if !nodes.is_empty() || shortfalls.is_empty() {
-            lines(&nodes).iter().for_each(|line| say(line));
+        if !listed.nodes.is_empty() || shortfalls.is_empty() {
+            lines(&listed.nodes).iter().for_each(|line| say(line));
         }
         job_lines(&jobs).iter().chain(&shortfalls).for_each(|line| say(line));
-        gone_lines(&gone_jobs).iter().for_each(|line| say(line));
+        gone_lines(&listed.gone_jobs).iter().for_each(|line| say(line));
     }
     Ok(())
 }
 
 /// The fleet in the router's view.
 pub(crate) async fn list(fleet: &mut AdminClient) -> anyhow::Result<Vec<Node>> {
-    let listed = fleet.list(ListRequest {}).await.map_err(status_error)?.into_inner();
-    Ok(listed.nodes.into_iter().map(Node::from).collect())
+    Ok(fleet.list(ListRequest {}).await.map_err(status_error)?.into_inner().nodes)
+}
+
+/// The fleet for scripts.
+pub(crate) fn fleet_json(mut listed: ListResponse) -> Value {
+    listed.mark_suspects();
+    json!({ "nodes": listed.nodes, "gone_jobs": listed.gone_jobs })
 }
 
 fn lines(nodes: &[Node]) -> Vec<String> {
@@ -66,26 +70,28 @@ fn lines(nodes: &[Node]) -> Vec<String> {
             .map(String::from),
     ];
     for (node, replica) in replicas() {
+        let (state, load, cache) = (replica.state(), replica.load(), replica.cache());
+        let engine = load.engine.unwrap_or_default();
         rows.push([
             replica.id.clone(),
-            replica.phase.into(),
-            models_cell(&replica.models),
+            replica.phase().as_str().into(),
+            models_cell(replica.model_ids()),
             gpu_cell(replica),
             node.job.as_ref().map(job_cell).unwrap_or_default(),
-            replica.in_flight.to_string(),
-            replica.running.to_string(),
-            replica.waiting.to_string(),
-            format!("{:.0}%", replica.kv_use * 100.0),
-            if replica.cache.exact { format!("exact {}", replica.cache.blocks) } else { "text".into() },
-            replica.served.to_string(),
-            replica.restarts.to_string(),
-            replica.engine_version.clone(),
+            load.in_flight.to_string(),
+            engine.running.to_string(),
+            engine.waiting.to_string(),
+            format!("{:.0}%", engine.kv_use * 100.0),
+            if cache.exact { format!("exact {}", cache.blocks) } else { "text".into() },
+            load.served.to_string(),
+            state.restarts.to_string(),
+            state.engine_version.clone(),
             remark(replica),
         ]);
     }
     let mut lines = table([Side::Left; 14], &rows);
     let lost =
-        nodes.iter().filter(|node| !node.attached && node.job.is_none()).map(|node| format!("{}: its agent is not connected", node.node));
+        nodes.iter().filter(|node| !node.attached && node.job.is_none()).map(|node| format!("{}: its agent is not connected", node.name));
     lines.extend(lost);
     lines
 }
@@ -93,15 +99,16 @@ fn lines(nodes: &[Node]) -> Vec<String> {
 /// Jobs whose agent is gone, and what became of them.
 fn gone_lines(gone_jobs: &[GoneJob]) -> Vec<String> {
     let line = |gone: &GoneJob| {
-        let GoneJob { node, job, gone_seconds_ago, reason } = gone;
-        format!("{node}: job {} run {} gone {} ago: {}", job.id, job.run, time_in_words(*gone_seconds_ago), one_line(reason))
+        let GoneJob { node, gone_ms_ago, reason, .. } = gone;
+        let (job, ago) = (gone.job(), time_in_words(gone_ms_ago / 1000));
+        format!("{node}: job {} run {} gone {ago} ago: {}", job.id, job.run, one_line(reason))
     };
     gone_jobs.iter().map(line).collect()
 }
 
 /// `12.head ends in 1h 12m`, with the run if that is not the first.
 fn job_cell(job: &Job) -> String {
-    let end = job.ends_in_seconds.map(|left| format!(" ends in {}", time_in_words(left))).unwrap_or_default();
+    let end = job.ends_in_ms.map(|left| format!(" ends in {}", time_in_words(left / 1000))).unwrap_or_default();
     run_words(job) + &end
 }
 
@@ -115,8 +122,9 @@ pub(crate) fn run_words(job: &Job) -> String {
 /// For a serving replica: why its cache is not known exactly, and whether there is advice. For
 /// others: how far the start has come, or what is wrong and what to do.
 pub(crate) fn remark(replica: &Replica) -> String {
-    if replica.phase != "ready" {
-        return match (&replica.progress, &replica.failure) {
+    let (state, cache) = (replica.state(), replica.cache());
+    if !replica.is_ready() {
+        return match (&state.progress, &state.failure) {
             // An engine that cannot start spends most of its time starting.
             (Some(progress), Some(failure)) if replica.is_coming() => {
                 format!("{}; last time: {}", progress.sentence(), failure_text(failure))
@@ -127,25 +135,25 @@ pub(crate) fn remark(replica: &Replica) -> String {
         };
     }
     let mut parts = Vec::new();
-    let cache = if replica.cache.distrusted { "its reports of cached blocks contradict themselves" } else { &replica.cache.reason };
-    if !cache.is_empty() {
+    let reason = if cache.distrusted { "its reports of cached blocks contradict themselves" } else { &cache.reason };
+    if !reason.is_empty() {
         // For a cache that is known exactly, the reason says which requests are still placed by
         // text.
-        parts.push(if replica.cache.exact { one_line(cache) } else { format!("placed by text: {}", one_line(cache)) });
+        parts.push(if cache.exact { one_line(reason) } else { format!("placed by text: {}", one_line(reason)) });
     }
-    if !replica.findings.is_empty() {
-        parts.push(format!("advice: {}, see hostler advise", replica.findings.len()));
+    if !state.findings.is_empty() {
+        parts.push(format!("advice: {}, see hostler advise", state.findings.len()));
     }
     parts.join("; ")
 }
 
 /// First name of a replica's models, and how many more there are: adapters can be dozens. `--json`
 /// has all of them.
-fn models_cell(models: &[String]) -> String {
-    match models {
-        [] => String::new(),
-        [only] => only.clone(),
-        [first, more @ ..] => format!("{first} +{}", more.len()),
+fn models_cell<'a>(mut models: impl Iterator<Item = &'a str>) -> String {
+    let first = models.next().unwrap_or_default();
+    match models.count() {
+        0 => first.to_owned(),
+        more => format!("{first} +{more}"),
     }
 }
 
@@ -161,9 +169,10 @@ fn one_line(text: &str) -> String {
 /// GPUs of a replica and their readings: total memory and power, mean utilisation, and highest
 /// temperature.
 fn gpu_cell(replica: &Replica) -> String {
-    let Some(total) = GpuTotal::of(replica.gpus.iter()) else { return short_name(&replica.gpu).to_owned() };
+    let state = replica.state();
+    let Some(total) = GpuTotal::of(state.gpus.iter()) else { return short_name(&state.gpu).to_owned() };
     let name = short_name(&total.name);
-    let mut parts = vec![numbers(replica.gpus.iter())];
+    let mut parts = vec![numbers(state.gpus.iter())];
     parts.push(if total.count == 1 { name.to_owned() } else { format!("{}×{name}", total.count) });
     parts.extend(total.memory_used.map(|used| format!("{}/{} GiB", gib(used), gib(total.memory))));
     parts.extend(total.utilisation.map(|percent| format!("{percent}%")));

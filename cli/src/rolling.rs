@@ -4,8 +4,8 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use hostler_proto::agent::v1::{Phase, Progress};
-use hostler_proto::fleet::v1 as wire;
+use hostler_proto::agent::v1::Phase;
+use hostler_proto::fleet::v1::{ListRequest, ListResponse, Node, Replica, TargetRequest};
 
 use crate::admin::{AdminArgs, AdminClient, connect, status_error};
 use crate::output::say;
@@ -21,20 +21,6 @@ pub(crate) struct Rolling<'a> {
     pub(crate) force: bool,
     pub(crate) wait: Duration,
     pub(crate) admin: &'a AdminArgs,
-}
-
-/// A rolling restart's view of a replica.
-#[derive(Debug, Clone, PartialEq)]
-struct ReplicaView {
-    id: String,
-    node: String,
-    epoch: u64,
-    phase: Phase,
-    /// Whether the replica's agent is connected and reports.
-    is_connected: bool,
-    models: Vec<String>,
-    reason: String,
-    progress: Option<Progress>,
 }
 
 /// Decision about the next replica.
@@ -67,7 +53,7 @@ pub(crate) async fn restart(rolling: &Rolling<'_>) -> anyhow::Result<()> {
             RestartDecision::Refuse(words) => bail!("{words}{}", unrestarted_note(&ids[index..])),
             RestartDecision::Restart(epoch) => {
                 let begun = Instant::now();
-                fleet.restart(wire::TargetRequest { target: id.clone() }).await.map_err(status_error)?;
+                fleet.restart(TargetRequest { target: id.clone() }).await.map_err(status_error)?;
                 let back = wait_until_ready(&mut fleet, id, epoch, rolling.wait).await;
                 back.with_context(|| format!("the rolling restart stops at {id}{}", unrestarted_note(&ids[index + 1..])))?;
                 restarted += 1;
@@ -87,8 +73,8 @@ async fn wait_until_ready(fleet: &mut AdminClient, id: &str, epoch: u64, wait: D
     let mut told = String::new();
     while Instant::now() < deadline {
         // A router that does not answer now may answer next time.
-        if let Ok(replicas) = list(fleet).await {
-            match outcome(replicas.iter().find(|replica| replica.id == id), epoch) {
+        if let Ok(listed) = list(fleet).await {
+            match outcome(listed.find_replica(id), epoch) {
                 RestartOutcome::Ready => return Ok(()),
                 RestartOutcome::Failed(reason) => bail!("{reason}"),
                 RestartOutcome::Pending(words) if words != told => {
@@ -103,55 +89,38 @@ async fn wait_until_ready(fleet: &mut AdminClient, id: &str, epoch: u64, wait: D
     bail!("it does not serve again within {} (--wait); last seen: {told}", humantime::format_duration(wait))
 }
 
-async fn list(fleet: &mut AdminClient) -> anyhow::Result<Vec<ReplicaView>> {
-    let nodes = fleet.list(wire::ListRequest {}).await.map_err(status_error)?.into_inner().nodes;
-    let seen = |node: wire::Node| {
-        let wire::Node { name, attached, replicas, .. } = node;
-        replicas.into_iter().map(move |replica| replica_views(&name, attached, replica))
-    };
-    Ok(nodes.into_iter().flat_map(seen).collect())
-}
-
-fn replica_views(node: &str, attached: bool, replica: wire::Replica) -> ReplicaView {
-    let state = replica.state.unwrap_or_default();
-    ReplicaView {
-        id: replica.id,
-        node: node.to_owned(),
-        epoch: replica.epoch,
-        phase: state.phase(),
-        is_connected: attached && !replica.suspect,
-        models: state.models.into_iter().map(|model| model.id).collect(),
-        reason: state.reason.lines().next().unwrap_or_default().to_owned(),
-        progress: state.progress,
-    }
+async fn list(fleet: &mut AdminClient) -> anyhow::Result<ListResponse> {
+    Ok(fleet.list(ListRequest {}).await.map_err(status_error)?.into_inner())
 }
 
 /// Replicas that a target names.
-fn select_targets(fleet: &[ReplicaView], target: &str) -> anyhow::Result<Vec<String>> {
-    let ids: Vec<String> = fleet
-        .iter()
-        .filter(|replica| target == ALL || replica.id == target || replica.node == target)
-        .map(|replica| replica.id.clone())
-        .collect();
+fn select_targets(fleet: &ListResponse, target: &str) -> anyhow::Result<Vec<String>> {
+    let is_meant = |(node, replica): &(&Node, &Replica)| target == ALL || replica.id == target || node.name == target;
+    let ids: Vec<String> = fleet.replicas().filter(is_meant).map(|(_, replica)| replica.id.clone()).collect();
     if ids.is_empty() {
-        let known: Vec<&str> = fleet.iter().map(|replica| replica.id.as_str()).collect();
+        let known: Vec<&str> = fleet.replicas().map(|(_, replica)| replica.id.as_str()).collect();
         let known = if known.is_empty() { "there are none yet".to_owned() } else { known.join(", ") };
         bail!("no node or replica is called {target:?}; replicas: {known}");
     }
     Ok(ids)
 }
 
-fn serves(replica: &ReplicaView) -> bool {
-    replica.is_connected && replica.phase == Phase::Ready
+/// Whether the replica's agent is connected and reports.
+fn is_connected((node, replica): (&Node, &Replica)) -> bool {
+    node.attached && !replica.suspect
+}
+
+fn serves((node, replica): (&Node, &Replica)) -> bool {
+    node.attached && replica.is_ready()
 }
 
 /// Decides about the next replica.
-fn decide(fleet: &[ReplicaView], id: &str, force: bool) -> RestartDecision {
-    let Some(replica) = fleet.iter().find(|replica| replica.id == id) else {
+fn decide(fleet: &ListResponse, id: &str, force: bool) -> RestartDecision {
+    let Some((node, replica)) = fleet.find_replica(id) else {
         return RestartDecision::Skip(format!("{id}: left alone, it is gone"));
     };
-    if !serves(replica) {
-        let phase = if replica.is_connected { replica.phase.as_str() } else { "out of reach" };
+    if !serves((node, replica)) {
+        let phase = if is_connected((node, replica)) { replica.phase().as_str() } else { "out of reach" };
         return RestartDecision::Skip(format!("{id}: left alone, it is {phase}"));
     }
     match find_unserved_model(fleet, &[id.to_owned()]) {
@@ -163,10 +132,11 @@ fn decide(fleet: &[ReplicaView], id: &str, force: bool) -> RestartDecision {
 }
 
 /// A model that is served now, but would not be without these replicas.
-fn find_unserved_model<'a>(fleet: &'a [ReplicaView], without: &[String]) -> Option<&'a str> {
-    let (leaving, staying): (Vec<_>, Vec<_>) = fleet.iter().filter(|replica| serves(replica)).partition(|of| without.contains(&of.id));
-    let models = leaving.iter().flat_map(|replica| &replica.models);
-    models.map(String::as_str).find(|model| !staying.iter().any(|other| other.models.iter().any(|served| served == model)))
+fn find_unserved_model<'a>(fleet: &'a ListResponse, without: &[String]) -> Option<&'a str> {
+    let serving = fleet.replicas().filter(|found| serves(*found)).map(|(_, replica)| replica);
+    let (leaving, staying): (Vec<&Replica>, Vec<&Replica>) = serving.partition(|replica| without.contains(&replica.id));
+    let mut models = leaving.into_iter().flat_map(Replica::model_ids);
+    models.find(|model| !staying.iter().any(|other| other.model_ids().any(|served| served == *model)))
 }
 
 /// Fails if a model would be left without a ready replica.
@@ -180,19 +150,20 @@ pub(crate) async fn check_models_stay_served(fleet: &mut AdminClient, target: &s
     }
 }
 
-fn outcome(replica: Option<&ReplicaView>, epoch: u64) -> RestartOutcome {
-    let Some(replica) = replica.filter(|replica| replica.is_connected) else {
+fn outcome(found: Option<(&Node, &Replica)>, epoch: u64) -> RestartOutcome {
+    let Some((_, replica)) = found.filter(|found| is_connected(*found)) else {
         return RestartOutcome::Pending("its agent does not report".to_owned());
     };
-    match replica.phase {
+    let phase = replica.phase();
+    match phase {
         Phase::Ready | Phase::Sleeping if replica.epoch > epoch => RestartOutcome::Ready,
         // The engine had crashed before the restart was ordered, which ends its pause.
         Phase::Failed if replica.epoch == epoch => RestartOutcome::Pending("about to start again after a crash".to_owned()),
         Phase::Failed | Phase::Quarantined | Phase::Stopped => {
-            RestartOutcome::Failed(format!("{}: {}", replica.phase.as_str(), replica.reason))
+            RestartOutcome::Failed(format!("{}: {}", phase.as_str(), replica.first_reason()))
         }
         Phase::Ready => RestartOutcome::Pending("about to be drained".to_owned()),
-        phase => RestartOutcome::Pending(match &replica.progress {
+        _ => RestartOutcome::Pending(match &replica.state().progress {
             Some(progress) => format!("{}, {} ({} %)", phase.as_str(), progress.stage, progress.percent),
             None => phase.as_str().to_owned(),
         }),
@@ -205,24 +176,37 @@ fn unrestarted_note(ids: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use hostler_proto::agent::v1::{Model, ReplicaState};
+
     use super::*;
 
-    fn replica(id: &str, phase: Phase) -> ReplicaView {
-        ReplicaView {
-            id: id.to_owned(),
-            node: id.split('/').next().unwrap().to_owned(),
-            epoch: 5,
-            phase,
-            is_connected: true,
-            models: vec!["m".to_owned()],
-            reason: "why".to_owned(),
-            progress: None,
-        }
+    fn replica(id: &str, phase: Phase) -> Replica {
+        let state = ReplicaState { phase: phase.into(), models: vec![model("m")], reason: "why".to_owned(), ..ReplicaState::default() };
+        Replica { id: id.to_owned(), epoch: 5, state: Some(state), ..Replica::default() }
+    }
+
+    fn model(id: &str) -> Model {
+        Model { id: id.to_owned(), ..Model::default() }
+    }
+
+    /// Ready replicas, each of the node that its name begins with.
+    fn fleet(ids: &[&str]) -> ListResponse {
+        let node = |id: &&str| Node {
+            name: id.split('/').next().unwrap().to_owned(),
+            attached: true,
+            replicas: vec![replica(id, Phase::Ready)],
+            ..Node::default()
+        };
+        ListResponse { nodes: ids.iter().map(node).collect(), ..ListResponse::default() }
+    }
+
+    fn state(fleet: &mut ListResponse, index: usize) -> &mut ReplicaState {
+        fleet.nodes[index].replicas[0].state.as_mut().unwrap()
     }
 
     #[test]
     fn a_restart_target_is_a_node_replica_or_all() {
-        let fleet = ["a/0", "a/1", "b/0"].map(|id| replica(id, Phase::Ready));
+        let fleet = fleet(&["a/0", "a/1", "b/0"]);
         assert_eq!(select_targets(&fleet, "a").unwrap(), ["a/0", "a/1"]);
         assert_eq!(select_targets(&fleet, "b/0").unwrap(), ["b/0"]);
         assert_eq!(select_targets(&fleet, "all").unwrap(), ["a/0", "a/1", "b/0"]);
@@ -232,33 +216,35 @@ mod tests {
 
     #[test]
     fn a_restart_needs_another_replica_to_serve_the_model() {
-        let mut fleet = [replica("a/0", Phase::Ready), replica("a/1", Phase::Ready)];
+        let mut fleet = fleet(&["a/0", "a/1"]);
         assert_eq!(decide(&fleet, "a/0", false), RestartDecision::Restart(5));
-        fleet[0].models.push("adapter".to_owned());
+        state(&mut fleet, 0).models.push(model("adapter"));
         assert!(matches!(decide(&fleet, "a/0", false), RestartDecision::Refuse(words) if words.contains("only ready replica of adapter")));
         assert_eq!(decide(&fleet, "a/0", true), RestartDecision::Restart(5));
-        fleet[1].phase = Phase::Loading;
-        fleet[0].models.pop();
+        state(&mut fleet, 1).set_phase(Phase::Loading);
+        state(&mut fleet, 0).models.pop();
         assert!(matches!(decide(&fleet, "a/0", false), RestartDecision::Refuse(_)));
         assert!(matches!(decide(&fleet, "a/1", true), RestartDecision::Skip(words) if words.contains("loading")));
-        (fleet[1].phase, fleet[1].is_connected) = (Phase::Ready, false);
+        state(&mut fleet, 1).set_phase(Phase::Ready);
+        fleet.nodes[1].attached = false;
         assert!(matches!(decide(&fleet, "a/0", false), RestartDecision::Refuse(_)));
     }
 
     #[test]
     fn a_model_is_unserved_when_all_its_ready_replicas_leave() {
-        let mut fleet = ["a/0", "a/1", "b/0"].map(|id| replica(id, Phase::Ready));
+        let mut fleet = fleet(&["a/0", "a/1", "b/0"]);
         let leaving = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect::<Vec<_>>();
         assert_eq!(find_unserved_model(&fleet, &leaving(&["a/0", "a/1"])), None);
         assert_eq!(find_unserved_model(&fleet, &leaving(&["a/0", "a/1", "b/0"])), Some("m"));
-        fleet[2].phase = Phase::Draining;
+        state(&mut fleet, 2).set_phase(Phase::Draining);
         assert_eq!(find_unserved_model(&fleet, &leaving(&["a/0", "a/1"])), Some("m"));
         assert_eq!(find_unserved_model(&fleet, &leaving(&["b/0"])), None, "which does not serve");
     }
 
     #[test]
     fn a_replica_is_back_when_another_life_of_it_serves() {
-        let now = |phase, epoch| outcome(Some(&ReplicaView { epoch, ..replica("a/0", phase) }), 5);
+        let node = Node { attached: true, ..Node::default() };
+        let now = |phase, epoch| outcome(Some((&node, &Replica { epoch, ..replica("a/0", phase) })), 5);
         assert!(matches!(now(Phase::Ready, 5), RestartOutcome::Pending(_)));
         assert!(matches!(now(Phase::Loading, 6), RestartOutcome::Pending(_)));
         assert_eq!(now(Phase::Ready, 6), RestartOutcome::Ready);

@@ -6,7 +6,8 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use crate::ps::Replica;
+use hostler_proto::agent::v1::Phase;
+use hostler_proto::fleet::v1::Replica;
 
 /// Interval at which progress within a stage is shown again. Loading takes minutes.
 const REPEAT_INTERVAL: Duration = Duration::from_secs(30);
@@ -19,7 +20,7 @@ pub(crate) struct StartupProgress {
 
 #[derive(Debug)]
 struct LastLine {
-    phase: &'static str,
+    phase: Phase,
     /// Stage of the start; for a replica that is down, the reason.
     what: String,
     lines: Vec<String>,
@@ -34,35 +35,37 @@ impl StartupProgress {
 
     fn of(&mut self, replica: &Replica, now: Instant) -> Option<Vec<String>> {
         let (what, lines) = if replica.is_coming() {
-            let progress = replica.progress.as_ref()?;
+            let progress = replica.state().progress.as_ref()?;
             (progress.stage.clone(), vec![format!("{}  {}", replica.id, progress.sentence())])
-        } else if matches!(replica.phase, "failed" | "quarantined") {
+        } else if matches!(replica.phase(), Phase::Failed | Phase::Quarantined) {
             down(replica)
         } else {
             return None;
         };
         let told = self.last_lines.get(&replica.id);
-        let is_known = told.is_some_and(|told| told.phase == replica.phase && told.what == what);
+        let is_known = told.is_some_and(|told| told.phase == replica.phase() && told.what == what);
         // A cause is shown once, progress repeatedly.
         let is_due = told.is_some_and(|told| replica.is_coming() && told.lines != lines && now.duration_since(told.at) >= REPEAT_INTERVAL);
         if is_known && !is_due {
             return None;
         }
-        self.last_lines.insert(replica.id.clone(), LastLine { phase: replica.phase, what, lines: lines.clone(), at: now });
+        self.last_lines.insert(replica.id.clone(), LastLine { phase: replica.phase(), what, lines: lines.clone(), at: now });
         Some(lines)
     }
 }
 
 /// Why a replica is down, and the lines about it.
 fn down(replica: &Replica) -> (String, Vec<String>) {
-    let Some(failure) = &replica.failure else {
-        return (replica.first_reason().to_owned(), vec![format!("{}  {}: {}", replica.id, replica.phase, replica.first_reason())]);
+    let (id, phase) = (&replica.id, replica.phase().as_str());
+    let Some(failure) = &replica.state().failure else {
+        let reason = replica.first_reason();
+        return (reason.to_owned(), vec![format!("{id}  {phase}: {reason}")]);
     };
-    let mut lines = vec![format!("{}  {}: {}", replica.id, replica.phase, failure.cause)];
+    let mut lines = vec![format!("{id}  {phase}: {}", failure.cause)];
     if !failure.remedy.is_empty() {
         lines.push(format!("  do    {}", failure.remedy));
     }
-    lines.push(format!("  log   hostler logs {}", replica.id));
+    lines.push(format!("  log   hostler logs {id}"));
     (failure.cause.clone(), lines)
 }
 

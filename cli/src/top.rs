@@ -10,7 +10,6 @@ mod keys;
 mod meter;
 mod model;
 mod order;
-mod picture;
 mod run;
 mod terminal;
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use hostler_agent::{AgentConfig, IfAgentDies};
 use hostler_boot::{Settings, Shutdown};
+use hostler_proto::fleet::v1::Replica;
 use hostler_router::keys::Secret;
 use hostler_router::{Router, RouterConfig};
 
@@ -12,7 +13,7 @@ use crate::AdjustRouter;
 use crate::admin::connect_with;
 use crate::agent::prepare_and_run;
 use crate::output::say;
-use crate::ps::{self, Node, Replica};
+use crate::ps;
 use crate::router::{announce, router_config};
 use crate::startup_progress::StartupProgress;
 
@@ -89,16 +90,16 @@ async fn announce_when_ready(edge: String, wants_keys: bool, admin: SocketAddr, 
     let mut start = StartupProgress::default();
     let replicas = loop {
         let nodes = ps::list(&mut fleet).await?;
-        let replicas: Vec<Replica> = nodes.into_iter().flat_map(|node: Node| node.replicas).collect();
+        let replicas: Vec<Replica> = nodes.into_iter().flat_map(|node| node.replicas).collect();
         start.lines(&replicas, Instant::now()).iter().for_each(|line| say(line));
         if !replicas.is_empty() && replicas.iter().all(|replica| !replica.is_coming()) {
             break replicas;
         }
         tokio::time::sleep(POLL_INTERVAL).await;
     };
-    let ready: Vec<&Replica> = replicas.iter().filter(|replica| replica.phase == "ready").collect();
+    let ready: Vec<&Replica> = replicas.iter().filter(|replica| replica.is_ready()).collect();
     say(&format!("ready   {} of {} replicas", ready.len(), replicas.len()));
-    if let Some(model) = ready.iter().find_map(|replica| replica.models.first()) {
+    if let Some(model) = ready.iter().find_map(|replica| replica.model_ids().next()) {
         let body = serde_json::json!({"model": model, "stream": true, "messages": [{"role": "user", "content": "Hello"}]});
         // The user puts a key into that variable.
         let shown = if wants_keys { " -H \"authorization: Bearer $HOSTLER_KEY\"" } else { "" };

@@ -92,13 +92,10 @@ pub(crate) fn find_node<'a>(nodes: &'a [Node], job: &str) -> Option<&'a Node> {
 
 pub(crate) fn node_state(node: Option<&Node>) -> NodeState {
     let Some(node) = node.filter(|node| node.attached) else { return NodeState::NotAttached };
-    let phase = |replica: &Replica| replica.state.as_ref().map_or(Phase::Unspecified, |state| state.phase());
-    let has = |phases: &[Phase]| node.replicas.iter().any(|replica| phases.contains(&phase(replica)));
+    // The last phase of a silent replica counts: its agent may only be slow.
+    let has = |phases: &[Phase]| node.replicas.iter().any(|replica| phases.contains(&replica.state().phase()));
     let starts = [Phase::Unspecified, Phase::Starting, Phase::Loading];
-    let is_in_first_start = |replica: &Replica| {
-        let restarts = replica.state.as_ref().map_or(0, |state| state.restarts);
-        starts.contains(&phase(replica)) && restarts == 0
-    };
+    let is_in_first_start = |replica: &Replica| starts.contains(&replica.state().phase()) && replica.state().restarts == 0;
     if node.replicas.is_empty() || node.replicas.iter().any(is_in_first_start) {
         NodeState::Loading
     } else if has(&[Phase::Ready, Phase::Sleeping]) {
@@ -117,14 +114,14 @@ pub(crate) fn node_state(node: Option<&Node>) -> NodeState {
 
 /// Progress of the engine that is furthest in loading, in words, and its seconds left if known.
 pub(crate) fn progress(node: &Node) -> Option<(String, Option<Duration>)> {
-    let progress = node.replicas.iter().filter_map(|replica| replica.state.as_ref()?.progress.as_ref());
+    let progress = node.replicas.iter().filter_map(|replica| replica.state().progress.as_ref());
     let first = progress.max_by_key(|progress| progress.percent)?;
     let left = Some(u64::from(first.seconds_left)).filter(|left| *left > 0);
     Some((format!("{} {} %", first.stage, first.percent), left.map(Duration::from_secs)))
 }
 
 fn in_flight(node: &Node) -> u32 {
-    let of_replica = |replica: &Replica| replica.load.as_ref().map_or(0, |load| load.in_flight).max(replica.local_in_flight);
+    let of_replica = |replica: &Replica| replica.load().in_flight.max(replica.local_in_flight);
     node.replicas.iter().map(of_replica).sum()
 }
 

@@ -1,9 +1,11 @@
 //! gRPC contracts of Hostler, and the rules that both ends of a lane share.
 //!
-//! The types here stop at the session, gRPC and lane files of router and agent; nothing behind
-//! those files names them.
+//! The types of `agent` stop at the session, gRPC and lane files of router and agent; nothing behind
+//! those files names them. Those of `fleet` are read wherever a fleet is shown, and are its JSON.
 
+mod json;
 pub mod lane;
+mod replica;
 pub mod wire;
 
 /// Contract between agents and routers.
@@ -51,21 +53,3 @@ pub const PROTOCOL: u32 = 1;
 
 /// Metadata key of a lane's ticket. It is a binary key, so the value is sent unencoded.
 pub const TICKET_KEY: &str = "hostler-ticket-bin";
-
-impl agent::v1::Phase {
-    /// Word for people and scripts.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            // An engine without a reported phase is starting.
-            Self::Unspecified | Self::Starting => "starting",
-            Self::Loading => "loading",
-            Self::Ready => "ready",
-            Self::Draining => "draining",
-            Self::Stopped => "stopped",
-            Self::Failed => "failed",
-            Self::Quarantined => "quarantined",
-            Self::Sleeping => "sleeping",
-        }
-    }
-}

@@ -267,11 +267,10 @@ fn replica(replica: &crate::fleet::Replica, placer: &Placer, first_tokens: &Firs
         suspect: replica.lease_lapsed,
         epoch: replica.epoch,
         local_in_flight: replica.local_load.in_flight(),
-        state: replica.report.state.as_deref().cloned(),
+        state: replica.report.state_with_readings(),
         load: replica.report.load,
         cache: Some(cache(replica, placer)),
         rates: Some(rates(&replica.local_load.learned().rates)),
-        gpus: replica.report.gpus.as_deref().unwrap_or_default().to_vec(),
         streams_moved: replica.local_load.stream_moves.moved(),
         first_tokens: first_tokens.of_replica(&replica.id),
     }

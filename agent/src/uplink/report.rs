@@ -201,7 +201,7 @@ fn state(replica: &Replica, status: EngineStatus) -> wire::ReplicaState {
 
 fn gpu(gpu: &Gpu) -> wire::Gpu {
     let Gpu { index, uuid, name, memory_bytes, .. } = gpu.clone();
-    wire::Gpu { index, uuid, name, memory_bytes }
+    wire::Gpu { index, uuid, name, memory_bytes, reading: None }
 }
 
 /// Readings for the wire; `None` on CPU.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::bail;
 use hostler_cluster::{FleetEntry, FleetSize};
 use hostler_controller::{ControllerPlace, Endpoint, EntryStatus, FleetFolder, FleetStatus};
-use hostler_proto::fleet::v1::ListRequest;
+use hostler_proto::fleet::v1::{ListRequest, Replica};
 use tokio::time::sleep;
 
 use super::Fleet;
@@ -19,7 +19,6 @@ use super::progress::{EntryProgress, Outlook, judge};
 use crate::admin::{AdminClient, connect_to_fleet, connect_to_socket, status_error};
 use crate::host_names::this_host;
 use crate::output::say;
-use crate::ps::{GoneJob, Node, Replica};
 use crate::startup_progress::StartupProgress;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
@@ -195,17 +194,16 @@ impl EngineWatch {
         }
         let router = self.router.as_mut().expect("it has just been set");
         let listed = router.list(ListRequest {}).await.map_err(status_error)?.into_inner();
-        let gone: Vec<GoneJob> = listed.gone_jobs.into_iter().map(GoneJob::from).collect();
-        let nodes =
-            listed.nodes.into_iter().map(Node::from).filter(|node| node.job.as_ref().is_some_and(|job| self.jobs.contains(&job.id)));
+        let nodes = listed.nodes.into_iter().filter(|node| node.job.as_ref().is_some_and(|job| self.jobs.contains(&job.id)));
         let replicas: Vec<Replica> = nodes.flat_map(|node| node.replicas).collect();
         self.progress.lines(&replicas, Instant::now()).iter().for_each(|line| say(line));
-        let serving = replicas.iter().find(|replica| replica.phase == "ready");
-        self.served_name = serving.and_then(|replica| replica.models.first().cloned()).or(self.served_name.take());
-        for GoneJob { job, reason, .. } in gone {
+        let serving = replicas.iter().find(|replica| replica.is_ready());
+        self.served_name = serving.and_then(|replica| replica.model_ids().next()).map(str::to_owned).or(self.served_name.take());
+        for gone in listed.gone_jobs {
+            let (job, reason) = (gone.job(), &gone.reason);
             if self.jobs.contains(&job.id) && self.gone.insert((job.id.clone(), job.run)) {
                 say(&format!("gone      {}: {reason}", job.id));
-                self.last_cause = Some(reason);
+                self.last_cause = Some(reason.clone());
             }
         }
         Ok(())

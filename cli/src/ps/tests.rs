@@ -7,7 +7,7 @@ use super::*;
 pub(crate) fn node(name: &str, state: agent::ReplicaState, change: impl FnOnce(&mut wire::Replica)) -> Node {
     let mut replica = wire::Replica { id: format!("{name}/0"), state: Some(state), ..wire::Replica::default() };
     change(&mut replica);
-    wire::Node { name: name.into(), agent_version: "1".into(), attached: true, replicas: vec![replica], job: None }.into()
+    wire::Node { name: name.into(), agent_version: "1".into(), attached: true, replicas: vec![replica], job: None }
 }
 
 fn job(id: &str, run: u32, ends_in_ms: Option<u64>) -> agent::Job {
@@ -36,8 +36,14 @@ fn with_cache(cache: wire::Cache) -> Node {
 }
 
 fn gpus(count: u32) -> Vec<agent::Gpu> {
-    let gpu = |index| agent::Gpu { index, uuid: format!("GPU-{index}"), name: "NVIDIA H200".into(), memory_bytes: 141 << 30 };
+    let gpu =
+        |index| agent::Gpu { index, uuid: format!("GPU-{index}"), name: "NVIDIA H200".into(), memory_bytes: 141 << 30, reading: None };
     (0..count).map(gpu).collect()
+}
+
+/// GPUs with their readings.
+fn busy_gpus(count: u32) -> Vec<agent::Gpu> {
+    gpus(count).into_iter().map(|gpu| agent::Gpu { reading: Some(reading(gpu.index)), ..gpu }).collect()
 }
 
 fn reading(index: u32) -> agent::GpuReading {
@@ -66,14 +72,8 @@ fn fleet() -> Vec<Node> {
         replica.cache = Some(cache(true, ""));
     };
     vec![
-        node("n0", agent::ReplicaState { gpus: gpus(1), ..ready() }, |replica| {
-            served(replica);
-            replica.gpus = vec![reading(0)];
-        }),
-        node("n1", agent::ReplicaState { gpus: gpus(4), findings: advised, ..ready() }, |replica| {
-            served(replica);
-            replica.gpus = (0..4).map(reading).collect();
-        }),
+        node("n0", agent::ReplicaState { gpus: busy_gpus(1), ..ready() }, served),
+        node("n1", agent::ReplicaState { gpus: busy_gpus(4), findings: advised, ..ready() }, served),
         node("n2", agent::ReplicaState { gpus: gpus(1), progress: Some(progress), ..in_phase(agent::Phase::Loading) }, |_| {}),
         node(
             "n3",
@@ -100,7 +100,7 @@ fn the_table_has_no_gpu_column_without_gpus() {
 
 #[test]
 fn the_table_shows_batch_jobs_and_their_ends() {
-    let in_job = |name: &str, job| Node { job: Some(agent::Job::into(job)), ..node(name, ready(), |_| {}) };
+    let in_job = |name: &str, job| Node { job: Some(job), ..node(name, ready(), |_| {}) };
     let mut nodes = vec![
         in_job("x1.12", job("12.head", 1, Some(4_325_000))),
         in_job("x1.19-3", job("19[3].head", 2, Some(36_900))),
@@ -119,8 +119,11 @@ fn the_table_shows_batch_jobs_and_their_ends() {
 
 #[test]
 fn gone_jobs_are_listed_with_end_and_reason() {
-    let gone = |node: &str, job, gone_ms_ago, reason: &str| {
-        wire::GoneJob { node: node.into(), job: Some(job), gone_ms_ago, reason: reason.into() }.into()
+    let gone = |node: &str, job, gone_ms_ago, reason: &str| wire::GoneJob {
+        node: node.into(),
+        job: Some(job),
+        gone_ms_ago,
+        reason: reason.into(),
     };
     let gone = [
         gone("x1.12", job("12.head", 1, Some(10_000)), 195_000, "agent lost"),
@@ -153,7 +156,8 @@ fn a_cache_shows_its_blocks_or_why_not() {
 #[test]
 fn a_gpu_with_few_readings_shows_those() {
     let bare = agent::GpuReading { uuid: "GPU-0".into(), utilisation: Some(7), ..agent::GpuReading::default() };
-    let node = node("n", agent::ReplicaState { gpus: gpus(1), ..ready() }, |replica| replica.gpus = vec![bare]);
+    let gpus = vec![agent::Gpu { reading: Some(bare), ..gpus(1).remove(0) }];
+    let node = node("n", agent::ReplicaState { gpus, ..ready() }, |_| {});
     assert_eq!(gpu_cell(&node.replicas[0]), "0 H200 7%");
 }
 
@@ -169,8 +173,7 @@ fn nonadjacent_gpus_are_listed_one_by_one() {
 
 #[test]
 fn the_json_holds_everything_of_each_replica() {
-    let nodes = fleet();
-    let json = serde_json::to_value(&nodes).unwrap();
+    let json = serde_json::to_value(fleet()).unwrap();
     let replica = &json[0]["replicas"][0];
     assert_eq!((&replica["phase"], &replica["cache"]["blocks"]), (&"ready".into(), &1234.into()));
     for name in ["exact", "matches", "resyncs", "distrusted", "tokenizer", "reason"] {
@@ -196,7 +199,7 @@ fn whole_node() -> Node {
             engine_socket: "/run/e.sock".into(),
             restarts: 3,
             gpu: "NVIDIA H200".into(),
-            gpus: gpus(1),
+            gpus: busy_gpus(1),
             progress: Some(agent::Progress { stage: "loading weights".into(), percent: 45, seconds_left: 20 }),
             launch: Some(agent::Launch {
                 profile: "latency".into(),
@@ -213,12 +216,12 @@ fn whole_node() -> Node {
         |replica| {
             let engine = agent::EngineLoad { running: 31, waiting: 2, kv_use: 0.5, ..agent::EngineLoad::default() };
             replica.load = Some(agent::Load { in_flight: 33, served: 1207, engine: Some(engine), ..agent::Load::default() });
-            (replica.epoch, replica.local_in_flight, replica.gpus) = (7, 12, vec![reading(0)]);
+            (replica.epoch, replica.local_in_flight) = (7, 12);
             replica.cache = Some(cache(true, ""));
             replica.rates = Some(wire::Rates { step: 0.01, prefill: 0.001, slowness: 1.0, ..wire::Rates::default() });
         },
     );
-    whole.job = Some(agent::Job { array_index: Some(3), leaves_in_ms: Some(9_500), ..job("12[3].head", 2, Some(10_900)) }.into());
+    whole.job = Some(agent::Job { array_index: Some(3), leaves_in_ms: Some(9_500), ..job("12[3].head", 2, Some(10_900)) });
     whole
 }
 
@@ -228,8 +231,8 @@ fn the_json_keeps_its_names() {
     let mut starting = node("n1", agent::ReplicaState::default(), |replica| replica.suspect = true);
     starting.attached = false;
     let gone = wire::GoneJob { node: "n2".into(), job: Some(job("13.head", 1, None)), gone_ms_ago: 195_900, reason: "agent lost".into() };
-    let json = serde_json::json!({ "nodes": [whole_node(), starting], "gone_jobs": [GoneJob::from(gone)] });
-    insta::assert_snapshot!(json_lines("", &json).join("\n"));
+    let listed = ListResponse { nodes: vec![whole_node(), starting], gone_jobs: vec![gone], ..ListResponse::default() };
+    insta::assert_snapshot!(json_lines("", &fleet_json(listed)).join("\n"));
 }
 
 /// A line for each value of a JSON document, sorted by its path: the order of fields is nobody's

@@ -5,7 +5,8 @@ use hostler_agent::AgentConfig;
 use hostler_agent::plan::{PreviewRequest, preview};
 use hostler_boot::Settings;
 use hostler_controller::{ClusterConfig, FleetFolder};
-use hostler_proto::fleet::v1::{ExplainRequest, ListRequest, LogsRequest};
+use hostler_proto::agent::v1::Phase;
+use hostler_proto::fleet::v1::{ExplainRequest, ListRequest, LogsRequest, Replica};
 use serde_json::{Value, json};
 
 use super::archive::ReportFile;
@@ -16,7 +17,7 @@ use crate::explain::decision_json;
 use crate::file_end::read_end;
 use crate::host_names::this_host;
 use crate::output::describe;
-use crate::ps::{GoneJob, Node, Replica};
+use crate::ps::fleet_json;
 
 /// As many lines and decisions as a router gives.
 const LOG_LINES: u32 = 200;
@@ -73,23 +74,25 @@ async fn gather_router(router: &mut AdminClient, gathered: &mut Gathered) -> Str
             return String::new();
         }
     };
-    let nodes: Vec<Node> = listed.nodes.into_iter().map(Node::from).collect();
-    let gone_jobs: Vec<GoneJob> = listed.gone_jobs.into_iter().map(GoneJob::from).collect();
-    gathered.take("ps.json", print_json(&json!({ "nodes": nodes, "gone_jobs": gone_jobs })));
+    let router_version = listed.router_version.clone();
+    let failed = listed.nodes.iter().flat_map(|node| &node.replicas).filter(|replica| has_failed(replica));
+    let failed: Vec<String> = failed.map(|replica| replica.id.clone()).collect();
+    gathered.take("ps.json", print_json(&fleet_json(listed)));
     let decisions = router.explain(ExplainRequest { id: String::new(), most: DECISIONS }).await.map_err(status_error);
     let decisions = decisions.map(|told| told.into_inner().decisions.iter().map(decision_json).collect::<Vec<Value>>());
     gathered.take("decisions.json", decisions.and_then(|decisions| print_json(&json!({ "decisions": decisions }))));
-    for replica in nodes.iter().flat_map(|node| &node.replicas).filter(|replica| has_failed(replica)) {
-        let request = LogsRequest { replica: replica.id.clone(), lines: LOG_LINES };
+    for id in failed {
+        let request = LogsRequest { replica: id.clone(), lines: LOG_LINES };
         let log = router.logs(request).await.map_err(status_error).map(|log| join_lines(log.into_inner().lines));
-        gathered.take(&format!("logs/{}.log", file_name(&replica.id)), log);
+        gathered.take(&format!("logs/{}.log", file_name(&id)), log);
     }
-    listed.router_version
+    router_version
 }
 
 /// Whether the engine's log may report a failure.
 fn has_failed(replica: &Replica) -> bool {
-    replica.failure.is_some() || replica.restarts > 0 || !matches!(replica.phase, "ready" | "sleeping" | "draining")
+    let state = replica.state();
+    state.failure.is_some() || state.restarts > 0 || !matches!(replica.phase(), Phase::Ready | Phase::Sleeping | Phase::Draining)
 }
 
 /// Gathers the controller's files of a fleet of batch jobs, if there is one.

@@ -9,7 +9,6 @@ use tonic::{Response, Status};
 
 use super::model::ReplicaDetail;
 use super::order::{FleetOrder, OrderKind};
-use super::picture::FleetPicture;
 use crate::admin::{AdminClient, RouterAddress, status_error};
 use crate::output::describe;
 
@@ -39,7 +38,7 @@ pub(super) enum RouterCall {
 
 #[derive(Debug)]
 pub(super) enum RouterAnswer {
-    Seen(Box<FleetPicture>, Option<ReplicaDetail>),
+    Seen(Box<ListResponse>, Option<ReplicaDetail>),
     /// Why the router has not answered.
     Silent(String),
     Ordered(FleetOrder, Result<Vec<String>, String>),
@@ -59,7 +58,7 @@ pub(super) async fn carry_out(
                     Some(replica) => Some(look_closely(&mut client, replica).await),
                     None => None,
                 };
-                (Some(client), RouterAnswer::Seen(Box::new(listed.into()), detail))
+                (Some(client), RouterAnswer::Seen(Box::new(listed), detail))
             }
             Err(cause) => (None, RouterAnswer::Silent(cause)),
         },

@@ -3,8 +3,10 @@
 use std::collections::VecDeque;
 use std::time::SystemTime;
 
-use super::picture::FleetPicture;
-use crate::ps::{GoneJob, Job, Node, Replica, run_words};
+use hostler_proto::agent::v1::{Job, Phase};
+use hostler_proto::fleet::v1::{GoneJob, ListResponse, Node, Replica};
+
+use crate::ps::run_words;
 
 /// Events that are kept.
 const MAX_EVENTS: usize = 200;
@@ -36,23 +38,23 @@ impl EventLog {
 }
 
 /// Describes the changes of the fleet.
-pub(super) fn changes(before: &FleetPicture, after: &FleetPicture) -> Vec<String> {
+pub(super) fn changes(before: &ListResponse, after: &ListResponse) -> Vec<String> {
     let mut words = Vec::new();
     for node in &after.nodes {
-        match before.nodes.iter().find(|known| known.node == node.node) {
-            None => words.push(format!("node {} has come{}", node.node, job_note(node.job.as_ref()))),
+        match before.nodes.iter().find(|known| known.name == node.name) {
+            None => words.push(format!("node {} has come{}", node.name, job_note(node.job.as_ref()))),
             Some(known) => node_changes(known, node, &mut words),
         }
     }
-    let is_left = |node: &&Node| !after.nodes.iter().any(|other| other.node == node.node);
-    words.extend(before.nodes.iter().filter(is_left).map(|node| format!("node {} is gone", node.node)));
-    let is_new = |gone: &&GoneJob| !before.gone_jobs.iter().any(|known| is_same_run(&known.job, &gone.job) && known.node == gone.node);
+    let is_left = |node: &&Node| !after.nodes.iter().any(|other| other.name == node.name);
+    words.extend(before.nodes.iter().filter(is_left).map(|node| format!("node {} is gone", node.name)));
+    let is_new = |gone: &&GoneJob| !before.gone_jobs.iter().any(|known| is_same_run(known.job(), gone.job()) && known.node == gone.node);
     words.extend(after.gone_jobs.iter().filter(is_new).map(gone_words));
     words
 }
 
 fn node_changes(before: &Node, after: &Node, words: &mut Vec<String>) {
-    let name = &after.node;
+    let name = &after.name;
     match (before.attached, after.attached) {
         (true, false) => words.push(format!("node {name}: its agent is not connected")),
         (false, true) => words.push(format!("node {name}: its agent is connected again")),
@@ -65,7 +67,7 @@ fn node_changes(before: &Node, after: &Node, words: &mut Vec<String>) {
     }
     for replica in &after.replicas {
         match before.replicas.iter().find(|known| known.id == replica.id) {
-            None => words.push(format!("{} has come: {}", replica.id, replica.phase)),
+            None => words.push(format!("{} has come: {}", replica.id, replica.phase().as_str())),
             Some(known) => words.extend(replica_change(known, replica)),
         }
     }
@@ -74,9 +76,9 @@ fn node_changes(before: &Node, after: &Node, words: &mut Vec<String>) {
 }
 
 fn replica_change(before: &Replica, after: &Replica) -> Option<String> {
-    let Replica { id, phase, .. } = after;
-    if before.phase != after.phase {
-        return Some(format!("{id} {} → {phase}{}", before.phase, reason_note(after)));
+    let (id, phase) = (&after.id, after.phase().as_str());
+    if before.phase() != after.phase() {
+        return Some(format!("{id} {} → {phase}{}", before.phase().as_str(), reason_note(after)));
     }
     // The replica went through other phases between two looks.
     (before.epoch != after.epoch && before.epoch > 0).then(|| format!("{id} has another engine, {phase}{}", reason_note(after)))
@@ -84,14 +86,14 @@ fn replica_change(before: &Replica, after: &Replica) -> Option<String> {
 
 /// Reason for the phase; a serving replica needs none.
 fn reason_note(replica: &Replica) -> String {
-    let cause =
-        replica.failure.as_ref().filter(|_| matches!(replica.phase, "failed" | "quarantined")).map(|failure| failure.cause.as_str());
+    let is_down = matches!(replica.phase(), Phase::Failed | Phase::Quarantined);
+    let cause = replica.state().failure.as_ref().filter(|_| is_down).map(|failure| failure.cause.as_str());
     let reason = cause.filter(|cause| !cause.is_empty()).unwrap_or_else(|| replica.first_reason());
-    if reason.is_empty() || replica.phase == "ready" { String::new() } else { format!(": {reason}") }
+    if reason.is_empty() || replica.is_ready() { String::new() } else { format!(": {reason}") }
 }
 
 fn gone_words(gone: &GoneJob) -> String {
-    format!("node {}: job {} is gone: {}", gone.node, run_words(&gone.job), gone.reason.lines().next().unwrap_or_default())
+    format!("node {}: job {} is gone: {}", gone.node, run_words(gone.job()), gone.reason.lines().next().unwrap_or_default())
 }
 
 fn job_note(job: Option<&Job>) -> String {

@@ -5,13 +5,11 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant, SystemTime};
 
-use hostler_proto::fleet::v1::Decision;
+use hostler_proto::fleet::v1::{Decision, ListResponse, Node};
 
 use super::changes::{EventLog, changes};
 use super::meter::TokenMeter;
 use super::order::{FleetOrder, Question, SortKey, SortedReplica, matches_filter};
-use super::picture::FleetPicture;
-use crate::ps::Node;
 
 /// A moment on two clocks: one for time spans, the other for people.
 #[derive(Debug, Clone, Copy)]
@@ -64,7 +62,7 @@ pub(super) struct TopModel {
     pub(super) has_color: bool,
     pub(super) now: Moment,
     /// The last answer, and when it came.
-    pub(super) fleet: Option<(FleetPicture, Moment)>,
+    pub(super) fleet: Option<(ListResponse, Moment)>,
     pub(super) silence: Option<RouterSilence>,
     pub(super) events: EventLog,
     pub(super) mode: KeyMode,
@@ -104,7 +102,7 @@ impl TopModel {
     }
 
     /// Applies an answer of the router.
-    pub(super) fn apply(&mut self, fleet: FleetPicture, now: Moment) {
+    pub(super) fn apply(&mut self, fleet: ListResponse, now: Moment) {
         self.now = now;
         if let Some(silence) = self.silence.take() {
             let seconds = now.at.duration_since(silence.since.at).as_secs();
@@ -113,9 +111,9 @@ impl TopModel {
         if let Some((before, _)) = &self.fleet {
             changes(before, &fleet).into_iter().for_each(|words| self.events.push(now.wall, words));
         }
-        self.meters.retain(|id, _| fleet.has(id));
+        self.meters.retain(|id, _| fleet.find_replica(id).is_some());
         for (_, replica) in fleet.replicas() {
-            if let Some(engine) = fleet.figures(&replica.id).engine {
+            if let Some(engine) = replica.engine() {
                 self.meters.entry(replica.id.clone()).or_default().record(now.at, replica.epoch, engine.generation_tokens);
             }
         }
@@ -159,7 +157,7 @@ impl TopModel {
         Some(self.now.at.saturating_duration_since(seen.at))
     }
 
-    pub(super) fn picture(&self) -> Option<&FleetPicture> {
+    pub(super) fn picture(&self) -> Option<&ListResponse> {
         self.fleet.as_ref().map(|(fleet, _)| fleet)
     }
 
@@ -170,7 +168,7 @@ impl TopModel {
         let shown = shown.map(|(_, replica)| SortedReplica {
             replica,
             tokens_per_second: self.tokens_per_second(&replica.id),
-            first_token: fleet.figures(&replica.id).first_tokens.map(|times| times.p99),
+            first_token: replica.first_tokens.map(|times| times.p99),
         });
         let mut shown: Vec<SortedReplica<'_>> = shown.collect();
         shown.sort_by(|one, other| self.sort.compare(one, other));
@@ -193,7 +191,7 @@ impl TopModel {
     pub(super) fn selected_row(&self, panel: Panel) -> Option<usize> {
         match panel {
             Panel::Replicas => self.shown_replicas().iter().position(|of| Some(&of.replica.id) == self.selected_replica.as_ref()),
-            Panel::Nodes => self.shown_nodes().iter().position(|node| Some(&node.node) == self.selected_node.as_ref()),
+            Panel::Nodes => self.shown_nodes().iter().position(|node| Some(&node.name) == self.selected_node.as_ref()),
         }
     }
 
@@ -207,7 +205,7 @@ impl TopModel {
             }
             Panel::Nodes => {
                 let shown = self.shown_nodes();
-                self.selected_node = at(shown.len()).map(|row| shown[row].node.clone());
+                self.selected_node = at(shown.len()).map(|row| shown[row].name.clone());
             }
         }
     }

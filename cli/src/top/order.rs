@@ -3,8 +3,8 @@
 
 use std::cmp::Ordering;
 
-use super::picture::FleetPicture;
-use crate::ps::{Node, Replica};
+use hostler_proto::agent::v1::{EngineLoad, Phase};
+use hostler_proto::fleet::v1::{ListResponse, Node, Replica};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum SortKey {
@@ -45,10 +45,10 @@ impl SortKey {
         let most = |of: fn(&SortedReplica<'_>) -> f64| of(other).total_cmp(&of(one));
         match self {
             Self::Node => Ordering::Equal,
-            Self::Phase => urgency(one.replica.phase).cmp(&urgency(other.replica.phase)),
-            Self::Running => most(|of| of.replica.running.into()),
-            Self::Waiting => most(|of| of.replica.waiting.into()),
-            Self::KvUse => most(|of| of.replica.kv_use),
+            Self::Phase => urgency(one.replica.phase()).cmp(&urgency(other.replica.phase())),
+            Self::Running => most(|of| engine_of(of).running.into()),
+            Self::Waiting => most(|of| engine_of(of).waiting.into()),
+            Self::KvUse => most(|of| engine_of(of).kv_use),
             Self::Tokens => most(|of| of.tokens_per_second.unwrap_or(-1.0)),
             Self::FirstToken => most(|of| of.first_token.unwrap_or(-1.0)),
         }
@@ -65,9 +65,22 @@ pub(super) struct SortedReplica<'a> {
 }
 
 /// Rank of a phase: the smaller, the more it needs attention.
-fn urgency(phase: &str) -> usize {
-    let order = ["quarantined", "failed", "suspect", "draining", "loading", "starting", "stopped", "sleeping", "ready"];
-    order.iter().position(|known| *known == phase).unwrap_or(order.len())
+fn urgency(phase: Phase) -> u8 {
+    match phase {
+        Phase::Quarantined => 0,
+        Phase::Failed => 1,
+        Phase::Suspect => 2,
+        Phase::Draining => 3,
+        Phase::Loading => 4,
+        Phase::Unspecified | Phase::Starting => 5,
+        Phase::Stopped => 6,
+        Phase::Sleeping => 7,
+        Phase::Ready => 8,
+    }
+}
+
+fn engine_of(sorted: &SortedReplica<'_>) -> EngineLoad {
+    sorted.replica.engine().unwrap_or_default()
 }
 
 /// Whether a replica matches the typed text: a part of its name, phase, models or job, in either
@@ -75,7 +88,7 @@ fn urgency(phase: &str) -> usize {
 pub(super) fn matches_filter(node: &Node, replica: &Replica, filter: &str) -> bool {
     let filter = filter.to_lowercase();
     let job = node.job.iter().map(|job| job.id.as_str());
-    let texts = [replica.id.as_str(), replica.phase].into_iter().chain(replica.models.iter().map(String::as_str)).chain(job);
+    let texts = [replica.id.as_str(), replica.phase().as_str()].into_iter().chain(replica.model_ids()).chain(job);
     filter.is_empty() || texts.into_iter().any(|text| text.to_lowercase().contains(&filter))
 }
 
@@ -117,21 +130,22 @@ pub(super) struct Question {
 
 impl Question {
     /// A question about this order; `None` if the target has no replicas.
-    pub(super) fn new(order: FleetOrder, fleet: &FleetPicture) -> Option<Self> {
-        let is_touched = |node: &Node, replica: &Replica| node.node == order.target || replica.id == order.target;
+    pub(super) fn new(order: FleetOrder, fleet: &ListResponse) -> Option<Self> {
+        let is_touched = |node: &Node, replica: &Replica| node.name == order.target || replica.id == order.target;
         let (touched, others): (Vec<_>, Vec<_>) = fleet.replicas().partition(|(node, replica)| is_touched(node, replica));
         if touched.is_empty() {
             return None;
         }
-        let serves = |(node, replica): &&(&Node, &Replica)| node.attached && replica.phase == "ready";
+        let serves = |(node, replica): &&(&Node, &Replica)| node.attached && replica.is_ready();
         let mut unserved = Vec::new();
         if order.kind != OrderKind::Release {
-            let models = touched.iter().filter(serves).flat_map(|(_, replica)| &replica.models);
-            unserved.extend(models.filter(|model| !others.iter().filter(serves).any(|(_, other)| other.models.contains(model))).cloned());
+            let models = touched.iter().filter(serves).flat_map(|(_, replica)| replica.model_ids());
+            let is_served = |model: &str| others.iter().filter(serves).any(|(_, other)| other.model_ids().any(|served| served == model));
+            unserved.extend(models.filter(|model| !is_served(model)).map(str::to_owned));
             unserved.sort();
             unserved.dedup();
         }
-        let in_flight = touched.iter().map(|(_, replica)| replica.in_flight).sum();
+        let in_flight = touched.iter().map(|(_, replica)| replica.load().in_flight).sum();
         Some(Self { replicas: touched.iter().map(|(_, replica)| replica.id.clone()).collect(), order, in_flight, unserved })
     }
 

@@ -30,7 +30,7 @@ fn changes_between_two_answers_are_logged_once() {
     next.nodes[1].replicas[1].epoch = 9;
     let gone = next.nodes.pop().unwrap();
     next.gone_jobs.push(hostler_proto::fleet::v1::GoneJob { node: gone.name, job: gone.job, gone_ms_ago: 10, reason: "agent lost".into() });
-    model.apply(next.clone().into(), at(1));
+    model.apply(next.clone(), at(1));
     let told = [
         "gpu-1/0 ready → draining: an operator ordered it",
         "node gpu-2: its agent is not connected",
@@ -39,9 +39,9 @@ fn changes_between_two_answers_are_logged_once() {
         "node x3.12: job 12.head run 2 is gone: agent lost",
     ];
     assert_eq!(words(&model), told);
-    model.apply(next.clone().into(), at(2));
+    model.apply(next, at(2));
     assert_eq!(words(&model), told, "nothing has changed since");
-    model.apply(fleet().into(), at(3));
+    model.apply(fleet(), at(3));
     assert_eq!(
         words(&model)[5..],
         [
@@ -63,7 +63,7 @@ fn a_silent_router_leaves_its_last_figures_marked_old() {
     assert_eq!(shown(&model).len(), 4);
     assert_eq!(press(&mut model, KeyCode::Char('d')), None);
     assert!(model.mode == KeyMode::Browse && model.notice.contains("the router does not answer"), "{}", model.notice);
-    model.apply(fleet().into(), at(9));
+    model.apply(fleet(), at(9));
     assert_eq!(model.age(), None);
     assert_eq!(words(&model), ["the router does not answer: no answer within 5 s", "the router answers again, after 3 s"]);
 }
@@ -73,7 +73,7 @@ fn replicas_sort_by_urgency_and_the_selection_follows_its_replica() {
     let mut model = seen(fleet(), 0);
     let mut later = fleet();
     later.nodes[1].replicas[0].load.as_mut().unwrap().engine.as_mut().unwrap().generation_tokens += 500;
-    model.apply(later.into(), at(1));
+    model.apply(later, at(1));
     assert_eq!(shown(&model), ["gpu-1/0", "gpu-2/0", "gpu-2/1", "x3.12/0"]);
     press(&mut model, KeyCode::Down);
     assert_eq!(model.selected_replica.as_deref(), Some("gpu-2/0"));
@@ -139,7 +139,7 @@ fn the_confirmation_names_affected_replicas_and_unserved_models() {
     type_keys(&mut model, "n");
     let mut alone = fleet();
     alone.nodes.truncate(1);
-    model.apply(alone.into(), at(1));
+    model.apply(alone, at(1));
     assert_eq!(model.selected_node.as_deref(), Some("gpu-1"), "the selected one is gone");
     type_keys(&mut model, "d");
     let KeyMode::Ask(question) = &model.mode else { panic!("{:?}", model.mode) };

@@ -23,4 +23,13 @@ impl AgentReport {
         self.load = later.load.or(self.load);
         self.gpus = later.gpus.or_else(|| self.gpus.take());
     }
+
+    /// The state for operators, with its reading in each GPU.
+    pub(crate) fn state_with_readings(&self) -> Option<ReplicaState> {
+        let mut state = self.state.as_deref().cloned()?;
+        for gpu in &mut state.gpus {
+            gpu.reading = self.gpus.iter().flat_map(|readings| readings.iter()).find(|reading| reading.uuid == gpu.uuid).cloned();
+        }
+        Some(state)
+    }
 }

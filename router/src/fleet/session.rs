@@ -442,7 +442,7 @@ fn parse_status(state: &wire::ReplicaState) -> ReplicaStatus {
 
 fn parse_phase(phase: wire::Phase) -> Phase {
     match phase {
-        wire::Phase::Unspecified | wire::Phase::Starting => Phase::Starting,
+        wire::Phase::Unspecified | wire::Phase::Starting | wire::Phase::Suspect => Phase::Starting,
         wire::Phase::Loading => Phase::Loading,
         wire::Phase::Ready => Phase::Ready,
         wire::Phase::Draining => Phase::Draining,

@@ -29,21 +29,8 @@ pub(super) struct Sample {
     pub(super) requests_per_second: f64,
     pub(super) in_flight: usize,
     pub(super) queued: usize,
-    pub(super) first_tokens: Option<FirstTokenPicture>,
-}
-
-/// First-token times of some streams; in a sample, of those dispatched in its ten seconds.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub(super) struct FirstTokenPicture {
-    streams: u32,
-    p50: f64,
-    p99: f64,
-}
-
-impl From<FirstTokens> for FirstTokenPicture {
-    fn from(times: FirstTokens) -> Self {
-        Self { streams: times.streams, p50: times.p50, p99: times.p99 }
-    }
+    /// Times of the streams that were dispatched in these ten seconds.
+    pub(super) first_tokens: Option<FirstTokens>,
 }
 
 /// Replicas' counters, by name. Each counter begins at 0 again with another engine or agent.
@@ -127,7 +114,7 @@ impl Samples {
             // knew more.
             let known = self.samples[index].first_tokens.map_or(0, |known| known.streams);
             if of.streams >= known {
-                self.samples[index].first_tokens = Some(of.into());
+                self.samples[index].first_tokens = Some(of);
             }
         }
     }

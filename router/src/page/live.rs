@@ -19,7 +19,7 @@ use crate::operators::Operators;
 
 const TICK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Most viewers. Each costs a connection, and 1.7 kB a second for each busy replica with a GPU.
+/// Most viewers. Each costs a connection, and 2.1 kB a second for each busy replica with a GPU.
 const MAX_VIEWERS: usize = 64;
 
 /// The fleet at one moment.

@@ -5,10 +5,10 @@
 use std::time::{Duration, SystemTime};
 
 use hostler_placement::cost::Scored;
-use hostler_proto::fleet::v1::{GoneJob, ListResponse, ModelDemand, Node, Replica, TenantUse};
+use hostler_proto::fleet::v1::{FirstTokens, GoneJob, ListResponse, Node, Replica};
 use serde::Serialize;
 
-use super::history::{FirstTokenPicture, millis_since_1970};
+use super::history::millis_since_1970;
 use crate::placement::PlacementDecision;
 
 /// Most characters of a reason, an advice or the like that are shown.
@@ -18,37 +18,24 @@ const MAX_WORDS: usize = 600;
 pub(super) struct Totals {
     in_flight: u32,
     queued: u32,
-    first_tokens: Option<FirstTokenPicture>,
+    first_tokens: Option<FirstTokens>,
 }
 
+/// A node, with its replicas as `hostler ps --json` has them.
 #[derive(Serialize)]
-pub(super) struct TenantPicture {
-    name: String,
-    in_flight: u32,
-    /// Share left of the scarcest limit, 0 to 1.
-    left: f64,
-}
-
-#[derive(Serialize)]
-pub(super) struct ModelPicture {
-    name: String,
-    waiting: u32,
-    in_flight: u32,
-}
-
-#[derive(Serialize)]
-pub(super) struct NodePicture {
-    name: String,
+pub(super) struct NodePicture<'a> {
+    name: &'a str,
     attached: bool,
-    agent_version: String,
-    job: Option<JobPicture>,
-    replicas: Vec<ReplicaPicture>,
+    agent_version: &'a str,
+    job: Option<JobPicture<'a>>,
+    replicas: &'a [Replica],
 }
 
+/// A job with moments for its times, which do not change from second to second.
 #[derive(Serialize)]
-struct JobPicture {
-    scheduler: String,
-    id: String,
+struct JobPicture<'a> {
+    scheduler: &'a str,
+    id: &'a str,
     run: u32,
     ends_at: Option<u64>,
     leaves_at: Option<u64>,
@@ -63,204 +50,43 @@ pub(super) struct GonePicture {
     reason: String,
 }
 
-#[derive(Serialize)]
-struct ReplicaPicture {
-    id: String,
-    phase: String,
-    /// Whether the agent is silent, so that everything else is old.
-    suspect: bool,
-    reason: String,
-    models: Vec<String>,
-    /// The engine's hardware, in words.
-    hardware: String,
-    gpus: Vec<GpuPicture>,
-    progress: Option<StartPicture>,
-    failure: Option<FailurePicture>,
-    findings: Vec<FindingPicture>,
-    engine_version: String,
-    profile: String,
-    max_model_len: u64,
-    epoch: u64,
-    restarts: u32,
-    in_flight: u32,
-    local_in_flight: u32,
-    served: u64,
-    running: u32,
-    waiting: u32,
-    /// Share of KV blocks in use, 0 to 1.
-    kv_use: f64,
-    kv_blocks: u64,
-    block_tokens: u32,
-    prompt_tokens: u64,
-    generation_tokens: u64,
-    preemptions: u64,
-    prefix_queries: u64,
-    prefix_hits: u64,
-    cached_blocks: u64,
-    cache_exact: bool,
-    cache_reason: String,
-    /// Prompt tokens that the replica computes per second.
-    prefill_rate: f64,
-    slowness: f64,
-    streams_moved: u64,
-    first_tokens: Option<FirstTokenPicture>,
-}
-
-/// A GPU. Values that its driver does not report are `null`.
-#[derive(Serialize)]
-struct GpuPicture {
-    index: u32,
-    name: String,
-    memory_bytes: u64,
-    memory_used_bytes: Option<u64>,
-    /// Percent.
-    utilisation: Option<u32>,
-    watts: Option<f32>,
-    watts_limit: Option<f32>,
-    celsius: Option<u32>,
-    throttled: Vec<String>,
-    ecc_uncorrected: Option<u64>,
-    last_xid: u32,
-}
-
-#[derive(Serialize)]
-struct StartPicture {
-    stage: String,
-    percent: u32,
-    seconds_left: u32,
-}
-
-#[derive(Serialize)]
-struct FailurePicture {
-    cause: String,
-    remedy: String,
-}
-
-#[derive(Serialize)]
-struct FindingPicture {
-    kind: String,
-    evidence: String,
-    advice: String,
-}
-
 impl From<&ListResponse> for Totals {
     fn from(listed: &ListResponse) -> Self {
-        Self { in_flight: listed.in_flight, queued: listed.queued, first_tokens: listed.first_tokens.map(FirstTokenPicture::from) }
+        Self { in_flight: listed.in_flight, queued: listed.queued, first_tokens: listed.first_tokens }
     }
 }
 
-impl From<&TenantUse> for TenantPicture {
-    fn from(tenant: &TenantUse) -> Self {
-        Self { name: tenant.name.clone(), in_flight: tenant.in_flight, left: tenant.left }
-    }
-}
-
-impl From<&ModelDemand> for ModelPicture {
-    fn from(demand: &ModelDemand) -> Self {
-        Self { name: demand.model.clone(), waiting: demand.waiting, in_flight: demand.in_flight }
-    }
-}
-
-impl NodePicture {
-    pub(super) fn new(node: &Node, now: SystemTime) -> Self {
+impl<'a> NodePicture<'a> {
+    pub(super) fn new(node: &'a Node, now: SystemTime) -> Self {
+        let moment = |left: u64| whole_second(now + Duration::from_millis(left));
         let job = node.job.as_ref().map(|job| JobPicture {
-            scheduler: job.scheduler.clone(),
-            id: job.id.clone(),
+            scheduler: &job.scheduler,
+            id: &job.id,
             run: job.run,
-            ends_at: job.ends_in_ms.map(|left| whole_second(now + Duration::from_millis(left))),
-            leaves_at: job.leaves_in_ms.map(|left| whole_second(now + Duration::from_millis(left))),
+            ends_at: job.ends_in_ms.map(moment),
+            leaves_at: job.leaves_in_ms.map(moment),
         });
-        Self {
-            name: node.name.clone(),
-            attached: node.attached,
-            agent_version: node.agent_version.clone(),
-            job,
-            replicas: node.replicas.iter().map(ReplicaPicture::from).collect(),
-        }
+        Self { name: &node.name, attached: node.attached, agent_version: &node.agent_version, job, replicas: &node.replicas }
     }
 }
 
 impl GonePicture {
     pub(super) fn new(gone: &GoneJob, now: SystemTime) -> Self {
-        let job = gone.job.as_ref().map(|job| job.id.clone()).unwrap_or_default();
         let gone_at = now.checked_sub(Duration::from_millis(gone.gone_ms_ago)).map_or(0, whole_second);
-        Self { node: gone.node.clone(), job, gone_at, reason: shorten(&gone.reason) }
+        Self { node: gone.node.clone(), job: gone.job().id.clone(), gone_at, reason: shorten(&gone.reason) }
     }
 }
 
-impl From<&Replica> for ReplicaPicture {
-    fn from(replica: &Replica) -> Self {
-        let state = replica.state.clone().unwrap_or_default();
-        let load = replica.load.unwrap_or_default();
-        let engine = load.engine.unwrap_or_default();
-        let cache = replica.cache.clone().unwrap_or_default();
-        let rates = replica.rates.unwrap_or_default();
-        let launch = state.launch.clone().unwrap_or_default();
-        let gpus = state.gpus.iter().map(|gpu| {
-            let reading = replica.gpus.iter().find(|reading| reading.uuid == gpu.uuid).cloned().unwrap_or_default();
-            GpuPicture {
-                index: gpu.index,
-                name: gpu.name.clone(),
-                memory_bytes: gpu.memory_bytes,
-                memory_used_bytes: reading.memory_used_bytes,
-                utilisation: reading.utilisation,
-                watts: reading.watts,
-                watts_limit: reading.watts_limit,
-                celsius: reading.celsius,
-                throttled: reading.throttled,
-                ecc_uncorrected: reading.ecc_uncorrected,
-                last_xid: reading.last_xid,
-            }
-        });
-        let findings = state.findings.iter().map(|finding| FindingPicture {
-            kind: finding.kind.clone(),
-            evidence: shorten(&finding.evidence),
-            advice: shorten(&finding.advice),
-        });
-        Self {
-            id: replica.id.clone(),
-            phase: state.phase().as_str_name().trim_start_matches("PHASE_").to_ascii_lowercase(),
-            suspect: replica.suspect,
-            reason: shorten(&state.reason),
-            models: state.models.iter().map(|model| model.id.clone()).collect(),
-            hardware: state.gpu.clone(),
-            gpus: gpus.collect(),
-            progress: state.progress.as_ref().map(|progress| StartPicture {
-                stage: progress.stage.clone(),
-                percent: progress.percent,
-                seconds_left: progress.seconds_left,
-            }),
-            failure: state
-                .failure
-                .as_ref()
-                .map(|failure| FailurePicture { cause: shorten(&failure.cause), remedy: shorten(&failure.remedy) }),
-            findings: findings.collect(),
-            engine_version: state.engine_version.clone(),
-            profile: launch.profile,
-            max_model_len: launch.max_model_len,
-            epoch: replica.epoch,
-            restarts: state.restarts,
-            in_flight: load.in_flight,
-            local_in_flight: replica.local_in_flight,
-            served: load.served,
-            running: engine.running,
-            waiting: engine.waiting,
-            kv_use: engine.kv_use,
-            kv_blocks: engine.kv_blocks,
-            block_tokens: engine.block_size,
-            prompt_tokens: engine.prompt_tokens,
-            generation_tokens: engine.generation_tokens,
-            preemptions: engine.preemptions,
-            prefix_queries: engine.prefix_queries,
-            prefix_hits: engine.prefix_hits,
-            cached_blocks: cache.blocks,
-            cache_exact: cache.exact,
-            cache_reason: shorten(&cache.reason),
-            prefill_rate: 1.0 / rates.prefill.max(1e-9),
-            slowness: rates.slowness,
-            streams_moved: replica.streams_moved,
-            first_tokens: replica.first_tokens.map(FirstTokenPicture::from),
-        }
+/// Cuts what replicas say to what the page shows of it. An engine's flags are the longest part, and
+/// it shows none.
+pub(super) fn trim(listed: &mut ListResponse) {
+    for replica in listed.nodes.iter_mut().flat_map(|node| &mut node.replicas) {
+        replica.cache.iter_mut().for_each(|cache| cut(&mut cache.reason));
+        let Some(state) = &mut replica.state else { continue };
+        cut(&mut state.reason);
+        state.launch.iter_mut().for_each(|launch| launch.arguments.clear());
+        state.failure.iter_mut().flat_map(|failure| [&mut failure.cause, &mut failure.remedy]).for_each(cut);
+        state.findings.iter_mut().flat_map(|finding| [&mut finding.evidence, &mut finding.advice]).for_each(cut);
     }
 }
 
@@ -398,6 +224,12 @@ impl CandidatePicture {
 
 fn shorten(words: &str) -> String {
     words.chars().take(MAX_WORDS).collect()
+}
+
+fn cut(words: &mut String) {
+    if let Some((end, _)) = words.char_indices().nth(MAX_WORDS) {
+        words.truncate(end);
+    }
 }
 
 /// Rounded, so that a moment computed from two clocks stays the same from one second to the next.

@@ -5,11 +5,12 @@ use std::collections::HashMap;
 use std::time::SystemTime;
 
 use bytes::Bytes;
+use hostler_proto::fleet::v1::{ModelDemand, TenantUse};
 use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::history::{History, millis_since_1970};
-use super::picture::{GonePicture, ModelPicture, NodePicture, RequestPicture, TenantPicture, Totals};
+use super::picture::{GonePicture, NodePicture, RequestPicture, Totals, trim};
 use crate::operators::Operators;
 
 /// Most requests in the list.
@@ -28,8 +29,8 @@ struct EventData<'a> {
     whole: bool,
     version: &'static str,
     totals: &'a Totals,
-    tenants: &'a [TenantPicture],
-    models: &'a [ModelPicture],
+    tenants: &'a [TenantUse],
+    models: &'a [ModelDemand],
     /// All present names, in order, so that vanished nodes can be left out.
     node_names: Vec<&'a str>,
     nodes: Vec<&'a RawValue>,
@@ -52,10 +53,10 @@ struct Section {
 impl Sections {
     /// The present picture as two events: all of it, and the changes since the last one.
     pub(super) fn gather(&mut self, calls: &Operators, history: &History, number: u64, now: SystemTime) -> (Bytes, Bytes) {
-        let listed = calls.list_fleet();
+        let mut listed = calls.list_fleet();
+        listed.mark_suspects();
+        trim(&mut listed);
         let totals = Totals::from(&listed);
-        let tenants: Vec<TenantPicture> = listed.tenants.iter().map(TenantPicture::from).collect();
-        let models: Vec<ModelPicture> = listed.demand.iter().map(ModelPicture::from).collect();
         let nodes: Vec<Section> = listed.nodes.iter().map(|node| self.section("node", &node.name, &NodePicture::new(node, now))).collect();
         let decisions = calls.placer.decisions.latest(MAX_REQUESTS);
         let requests = decisions.iter().map(|decision| RequestPicture::new(decision));
@@ -71,8 +72,8 @@ impl Sections {
                 whole,
                 version: env!("CARGO_PKG_VERSION"),
                 totals: &totals,
-                tenants: &tenants,
-                models: &models,
+                tenants: &listed.tenants,
+                models: &listed.demand,
                 node_names: names(&nodes),
                 nodes: nodes.iter().filter_map(|node| node.shown(whole)).collect(),
                 request_keys: names(&requests),

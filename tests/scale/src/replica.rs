@@ -27,7 +27,7 @@ impl Replica {
         );
         let launch =
             wire::Launch { profile: "throughput".into(), tensor_parallel: 1, front_end: "python".into(), ..wire::Launch::default() };
-        let gpu = wire::Gpu { index: self.index, uuid: self.gpu(), name: "none".into(), memory_bytes: 80 << 30 };
+        let gpu = wire::Gpu { index: self.index, uuid: self.gpu(), name: "none".into(), memory_bytes: 80 << 30, reading: None };
         let state = wire::ReplicaState {
             phase: wire::Phase::Ready.into(),
             reason: "it serves".into(),

@@ -70,7 +70,7 @@ impl OnGpus {
     async fn readings(&self, id: &str) -> Vec<GpuReading> {
         let nodes = self.fleet.admin().nodes().await.unwrap();
         let replica = nodes.into_iter().flat_map(|node| node.replicas).find(|replica| replica.id == id);
-        replica.unwrap().gpus
+        replica.unwrap().state().gpus.iter().filter_map(|gpu| gpu.reading.clone()).collect()
     }
 }
 

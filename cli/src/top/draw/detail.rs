@@ -3,7 +3,8 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
-use hostler_proto::fleet::v1::Decision;
+use hostler_proto::agent::v1::Gpu;
+use hostler_proto::fleet::v1::{Decision, Node, Replica};
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::text::Line;
@@ -15,9 +16,8 @@ use super::palette::Palette;
 use super::{TALL, height_of, line, span, write_all};
 use crate::output::time_in_words;
 use crate::output::{Side, table};
-use crate::ps::{Gpu, GpuTotal, Node, Replica, remark};
+use crate::ps::{GpuTotal, remark};
 use crate::top::model::{ReplicaDetail, TopModel};
-use crate::top::picture::FleetPicture;
 use crate::top::text::{cut, printable, width, wrap};
 
 /// Requests shown on a small screen, and on a tall one.
@@ -25,12 +25,13 @@ const REQUESTS: (usize, usize) = (4, 10);
 
 pub(super) fn draw_detail(buffer: &mut Buffer, area: Rect, model: &TopModel, (shown, palette): (&ReplicaDetail, Palette)) {
     let mut lines = Vec::new();
-    match model.picture().and_then(|fleet| fleet.find(&shown.replica).map(|found| (fleet, found))) {
-        Some((fleet, (node, replica))) => {
+    match model.picture().and_then(|fleet| fleet.find_replica(&shown.replica)) {
+        Some((node, replica)) => {
             lines.extend(state_lines(node, replica, area, palette));
-            lines.extend(figure_lines(&figure_words(model, fleet, replica), area.width.into()).iter().map(|words| line(words)));
-            lines.extend(replica.gpus.iter().map(gpu_line));
-            let findings = replica.findings.iter().map(|finding| line(&format!("advice: {}; {}", finding.evidence, finding.advice)));
+            lines.extend(figure_lines(&figure_words(model, replica), area.width.into()).iter().map(|words| line(words)));
+            lines.extend(replica.state().gpus.iter().map(gpu_line));
+            let findings =
+                replica.state().findings.iter().map(|finding| line(&format!("advice: {}; {}", finding.evidence, finding.advice)));
             lines.extend(findings.take(2));
         }
         None => lines.push(Line::from(span(&format!("{} is gone from the router's list", shown.replica), palette.alarm()))),
@@ -56,38 +57,39 @@ pub(super) fn draw_detail(buffer: &mut Buffer, area: Rect, model: &TopModel, (sh
 
 /// State of the replica, the reason for it, and its node.
 fn state_lines(node: &Node, replica: &Replica, area: Rect, palette: Palette) -> Vec<Line<'static>> {
-    let engine = if replica.engine_version.is_empty() { String::new() } else { format!("  engine {}", replica.engine_version) };
-    let process = if replica.engine_pid == 0 { String::new() } else { format!("  process {}", replica.engine_pid) };
+    let (state, phase) = (replica.state(), replica.phase());
+    let engine = if state.engine_version.is_empty() { String::new() } else { format!("  engine {}", state.engine_version) };
+    let process = if state.engine_pid == 0 { String::new() } else { format!("  process {}", state.engine_pid) };
+    let models: Vec<&str> = replica.model_ids().collect();
     let mut lines = vec![Line::from(vec![
         span(&replica.id, palette.strong()),
         span("  ", palette.plain()),
-        span(replica.phase, palette.phase(replica.phase)),
-        span(&format!("  {}{engine}{process}  {} restarts", replica.models.join(", "), replica.restarts), palette.plain()),
+        span(phase.as_str(), palette.phase(phase)),
+        span(&format!("  {}{engine}{process}  {} restarts", models.join(", "), state.restarts), palette.plain()),
     ])];
     let remark = remark(replica);
     lines.extend(wrap(&printable(&remark), area.width.into()).iter().filter(|words| !words.is_empty()).take(3).map(|words| line(words)));
     let job = node.job.as_ref().map(|job| {
-        let end = job.ends_in_seconds.map(|left| format!(", ends in {}", time_in_words(left))).unwrap_or_default();
+        let end = job.ends_in_ms.map(|left| format!(", ends in {}", time_in_words(left / 1000))).unwrap_or_default();
         format!("  job {}, run {}{end}", job.id, job.run)
     });
     let attached = if node.attached { "attached" } else { "lost" };
-    lines.push(line(&format!("node {}, agent {} {attached}{}", node.node, node.agent_version, job.unwrap_or_default())));
+    lines.push(line(&format!("node {}, agent {} {attached}{}", node.name, node.agent_version, job.unwrap_or_default())));
     lines
 }
 
-fn figure_words(model: &TopModel, fleet: &FleetPicture, replica: &Replica) -> Vec<String> {
-    let figures = fleet.figures(&replica.id);
-    let mut words = vec![format!("{} in flight", replica.in_flight)];
-    if let Some(engine) = figures.engine {
-        words.extend([format!("{} running", replica.running), format!("{} waiting", replica.waiting)]);
-        words.push(format!("KV {}", percent(replica.kv_use)));
+fn figure_words(model: &TopModel, replica: &Replica) -> Vec<String> {
+    let mut words = vec![format!("{} in flight", replica.load().in_flight)];
+    if let Some(engine) = replica.engine() {
+        words.extend([format!("{} running", engine.running), format!("{} waiting", engine.waiting)]);
+        words.push(format!("KV {}", percent(engine.kv_use)));
         let tokens = model.tokens_per_second(&replica.id).map_or_else(|| UNKNOWN.to_owned(), rate);
         words.push(format!("{tokens} tokens/s"));
-        words.extend(cached_share(replica, engine.kv_blocks).map(|cached| format!("cached {}", percent(cached))));
+        words.extend(cached_share(replica).map(|cached| format!("cached {}", percent(cached))));
         words.extend(hit_share(engine).map(|hits| format!("prefix hits {}", percent(hits))));
         words.extend((engine.preemptions > 0).then(|| format!("{} preempted", engine.preemptions)));
     }
-    words.extend(figures.first_tokens.map(first_token_words));
+    words.extend(replica.first_tokens.map(first_token_words));
     words
 }
 
@@ -112,8 +114,9 @@ fn figure_lines(words: &[String], columns: usize) -> Vec<String> {
 fn gpu_line(gpu: &Gpu) -> Line<'static> {
     let total = GpuTotal::of(std::iter::once(gpu)).expect("there is one");
     let figures = gpu_figures(&total).into_iter().filter(|figure| !figure.is_empty()).collect::<Vec<_>>().join(" ");
-    let throttled = if gpu.throttled.is_empty() { String::new() } else { format!("  held down: {}", gpu.throttled.join(", ")) };
-    let fault = if gpu.last_xid == 0 { String::new() } else { format!("  last XID {}", gpu.last_xid) };
+    let reading = gpu.reading();
+    let throttled = if reading.throttled.is_empty() { String::new() } else { format!("  held down: {}", reading.throttled.join(", ")) };
+    let fault = if reading.last_xid == 0 { String::new() } else { format!("  last XID {}", reading.last_xid) };
     line(&format!("GPU {} {}  {figures}{throttled}{fault}", gpu.index, gpu.name))
 }
 

@@ -2,8 +2,9 @@
 
 use std::time::SystemTime;
 
+use hostler_proto::agent::v1::EngineLoad;
+
 use crate::ps::{GpuTotal, gib};
-use crate::top::picture::EngineCounters;
 
 /// Stands for an unknown figure.
 pub(super) const UNKNOWN: &str = "-";
@@ -38,7 +39,7 @@ pub(super) fn share(part: u64, whole: u64) -> Option<f64> {
 }
 
 /// Share of the looked-up tokens that the prefix cache had, since the engine began.
-pub(super) fn hit_share(engine: EngineCounters) -> Option<f64> {
+pub(super) fn hit_share(engine: EngineLoad) -> Option<f64> {
     share(engine.prefix_hits, engine.prefix_queries)
 }
 

@@ -1,6 +1,7 @@
 //! Lines at the top: the router, and the totals of its fleet.
 
-use hostler_proto::fleet::v1::{FirstTokens, ModelDemand, TenantUse};
+use hostler_proto::agent::v1::{EngineLoad, Phase};
+use hostler_proto::fleet::v1::{FirstTokens, ListResponse, ModelDemand, Replica, TenantUse};
 use ratatui::text::Line;
 
 use super::figures::{gpu_figures, percent, rate, seconds, share};
@@ -9,7 +10,6 @@ use super::span;
 use crate::output::time_in_words;
 use crate::ps::GpuTotal;
 use crate::top::model::TopModel;
-use crate::top::picture::FleetPicture;
 
 pub(super) fn header_lines(model: &TopModel, palette: Palette) -> Vec<Line<'static>> {
     let version = model.picture().map(|fleet| format!(" {}", fleet.router_version)).unwrap_or_default();
@@ -34,40 +34,38 @@ pub(super) fn header_lines(model: &TopModel, palette: Palette) -> Vec<Line<'stat
     lines
 }
 
-fn fleet_words(fleet: &FleetPicture) -> Vec<String> {
+fn fleet_words(fleet: &ListResponse) -> Vec<String> {
     let counted = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
-    let mut phases: Vec<(&str, usize)> = Vec::new();
+    let mut phases: Vec<(Phase, usize)> = Vec::new();
     for (_, replica) in fleet.replicas() {
-        match phases.iter_mut().find(|(phase, _)| *phase == replica.phase) {
+        match phases.iter_mut().find(|(phase, _)| *phase == replica.phase()) {
             Some((_, count)) => *count += 1,
-            None => phases.push((replica.phase, 1)),
+            None => phases.push((replica.phase(), 1)),
         }
     }
     let replicas = fleet.replicas().count();
-    let phases: Vec<String> = phases.iter().map(|(phase, count)| format!("{count} {phase}")).collect();
+    let phases: Vec<String> = phases.iter().map(|(phase, count)| format!("{count} {}", phase.as_str())).collect();
     let told = if replicas == 0 { String::new() } else { format!(": {}", phases.join(", ")) };
     vec![counted(fleet.nodes.len(), "node"), format!("{}{told}", counted(replicas, "replica"))]
 }
 
-fn gpu_words(fleet: &FleetPicture) -> Vec<String> {
-    let Some(gpus) = GpuTotal::of(fleet.replicas().flat_map(|(_, replica)| &replica.gpus)) else { return Vec::new() };
+fn gpu_words(fleet: &ListResponse) -> Vec<String> {
+    let Some(gpus) = GpuTotal::of(fleet.replicas().flat_map(|(_, replica)| &replica.state().gpus)) else { return Vec::new() };
     let [utilisation, memory, celsius, watts] = gpu_figures(&gpus);
     let named = [("use ", utilisation), ("memory ", memory), ("hottest ", celsius), ("power ", watts)];
     let known = named.into_iter().filter(|(_, figure)| !figure.is_empty()).map(|(name, figure)| format!("{name}{figure}"));
     std::iter::once(gpus.count.to_string()).chain(known).collect()
 }
 
-fn engine_words(model: &TopModel, fleet: &FleetPicture) -> Vec<String> {
+fn engine_words(model: &TopModel, fleet: &ListResponse) -> Vec<String> {
     let replicas = || fleet.replicas().map(|(_, replica)| replica);
-    let (running, waiting): (u32, u32) = (replicas().map(|of| of.running).sum(), replicas().map(|of| of.waiting).sum());
     let tokens: f64 = replicas().filter_map(|of| model.tokens_per_second(&of.id)).sum();
-    let engines = || replicas().filter_map(|of| fleet.figures(&of.id).engine);
+    let engines = || replicas().filter_map(Replica::engine);
+    let (running, waiting): (u32, u32) = (engines().map(|of| of.running).sum(), engines().map(|of| of.waiting).sum());
     let hits = share(engines().map(|of| of.prefix_hits).sum(), engines().map(|of| of.prefix_queries).sum());
     #[allow(clippy::cast_precision_loss, reason = "a share that people read")]
-    let (used, blocks) = replicas().fold((0.0, 0.0), |(used, all), of| {
-        let blocks = fleet.figures(&of.id).engine.map_or(0, |engine| engine.kv_blocks) as f64;
-        (used + of.kv_use * blocks, all + blocks)
-    });
+    let (used, blocks) = engines()
+        .fold((0.0, 0.0), |(used, all), EngineLoad { kv_use, kv_blocks, .. }| (used + kv_use * kv_blocks as f64, all + kv_blocks as f64));
     let mut words = vec![format!("{running} running"), format!("{waiting} waiting")];
     words.extend((blocks > 0.0).then(|| format!("KV {}", percent(used / blocks))));
     words.push(format!("{} tokens/s", rate(tokens)));
@@ -75,7 +73,7 @@ fn engine_words(model: &TopModel, fleet: &FleetPicture) -> Vec<String> {
     words
 }
 
-fn router_words(fleet: &FleetPicture) -> Vec<String> {
+fn router_words(fleet: &ListResponse) -> Vec<String> {
     let mut words = vec![format!("{} in flight", fleet.in_flight), format!("{} queued", fleet.queued)];
     words.extend(fleet.first_tokens.map(first_token_words));
     words

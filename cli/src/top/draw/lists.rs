@@ -1,11 +1,14 @@
 //! Lists of nodes and of replicas, and the text shown if a list is empty.
 
+use hostler_proto::agent::v1::Phase;
+use hostler_proto::fleet::v1::{Node, Replica};
+
 use super::figures::{UNKNOWN, gpu_figures, hit_share, percent, rate, seconds, share};
 use super::palette::Palette;
 use super::screen_table::{ScreenTable, TableCell, TableColumn, cell, column};
 use crate::output::Side;
 use crate::output::time_in_words;
-use crate::ps::{GpuTotal, NO_AGENT, Node, Replica, remark, short_name};
+use crate::ps::{GpuTotal, NO_AGENT, remark, short_name};
 use crate::top::model::{Panel, TopModel};
 use crate::top::order::SortedReplica;
 
@@ -30,17 +33,17 @@ const NODE_COLUMNS: [TableColumn; 10] = [
 
 pub(super) fn node_table(model: &TopModel, palette: Palette) -> ScreenTable<10> {
     let row = |node: &Node| {
-        let ready = node.replicas.iter().filter(|replica| node.attached && replica.phase == "ready").count();
-        let (agent, style) = if node.attached { ("attached", palette.phase("ready")) } else { ("lost", palette.phase("failed")) };
+        let ready = node.replicas.iter().filter(|replica| node.attached && replica.is_ready()).count();
+        let (agent, style) = if node.attached { ("attached", palette.phase(Phase::Ready)) } else { ("lost", palette.phase(Phase::Failed)) };
         let job = node.job.as_ref();
-        let gpus = GpuTotal::of(node.replicas.iter().flat_map(|replica| &replica.gpus));
+        let gpus = GpuTotal::of(node.replicas.iter().flat_map(|replica| &replica.state().gpus));
         let [utilisation, memory, celsius, watts] = gpu_cells(gpus.as_ref(), palette);
         [
-            cell(&node.node, palette.strong()),
+            cell(&node.name, palette.strong()),
             cell(agent, style),
             cell(&format!("{ready}/{}", node.replicas.len()), palette.plain()),
             cell(&job.map(|job| job.id.clone()).unwrap_or_default(), palette.plain()),
-            cell(&job.and_then(|job| job.ends_in_seconds).map(time_in_words).unwrap_or_default(), palette.plain()),
+            cell(&job.and_then(|job| job.ends_in_ms).map(|left| time_in_words(left / 1000)).unwrap_or_default(), palette.plain()),
             cell(&gpus.as_ref().map(gpu_names).unwrap_or_default(), palette.plain()),
             utilisation,
             memory,
@@ -97,21 +100,21 @@ pub(super) fn replica_table(model: &TopModel, palette: Palette) -> ScreenTable<1
     let shown = model.shown_replicas();
     let row = |of: &SortedReplica<'_>| {
         let SortedReplica { replica, tokens_per_second, .. } = of;
-        let figures = model.picture().map(|fleet| fleet.figures(&replica.id)).unwrap_or_default();
         let known = |text: Option<String>| cell(&text.unwrap_or_else(|| UNKNOWN.to_owned()), palette.plain());
-        let gpus = GpuTotal::of(replica.gpus.iter());
+        let gpus = GpuTotal::of(replica.state().gpus.iter());
         let [utilisation, memory, celsius, watts] = gpu_cells(gpus.as_ref(), palette);
-        let engine = figures.engine;
+        let (engine, phase) = (replica.engine(), replica.phase());
+        let kv_use = engine.unwrap_or_default().kv_use;
         [
             cell(&replica.id, palette.strong()),
-            cell(replica.phase, palette.phase(replica.phase)),
-            known(engine.map(|_| replica.running.to_string())),
-            known(engine.map(|_| replica.waiting.to_string())),
-            cell(&engine.map_or_else(|| UNKNOWN.to_owned(), |_| percent(replica.kv_use)), palette.level(replica.kv_use, KV_LEVELS)),
-            known(engine.and_then(|engine| cached_share(replica, engine.kv_blocks)).map(percent)),
+            cell(phase.as_str(), palette.phase(phase)),
+            known(engine.map(|engine| engine.running.to_string())),
+            known(engine.map(|engine| engine.waiting.to_string())),
+            cell(&engine.map_or_else(|| UNKNOWN.to_owned(), |_| percent(kv_use)), palette.level(kv_use, KV_LEVELS)),
+            known(cached_share(replica).map(percent)),
             known(tokens_per_second.map(rate)),
-            known(figures.first_tokens.map(|times| seconds(times.p50))),
-            known(figures.first_tokens.map(|times| seconds(times.p99))),
+            known(replica.first_tokens.map(|times| seconds(times.p50))),
+            known(replica.first_tokens.map(|times| seconds(times.p99))),
             known(engine.and_then(hit_share).map(percent)),
             utilisation,
             memory,
@@ -130,18 +133,19 @@ pub(super) fn replica_table(model: &TopModel, palette: Palette) -> ScreenTable<1
 }
 
 /// Share of the engine's blocks that the router knows to be cached.
-pub(super) fn cached_share(replica: &Replica, kv_blocks: u64) -> Option<f64> {
-    share(replica.cache.blocks, kv_blocks).filter(|_| replica.cache.exact)
+pub(super) fn cached_share(replica: &Replica) -> Option<f64> {
+    let cache = replica.cache();
+    share(cache.blocks, replica.engine()?.kv_blocks).filter(|_| cache.exact)
 }
 
 fn model_or_reason(replica: &Replica) -> String {
-    if replica.phase == "ready" { replica.models.first().cloned().unwrap_or_default() } else { remark(replica) }
+    if replica.is_ready() { replica.model_ids().next().unwrap_or_default().to_owned() } else { remark(replica) }
 }
 
 /// Remark of `hostler ps` about the selected replica, which may have had no room in its row.
 pub(super) fn selected_remark(model: &TopModel) -> Option<String> {
     let id = model.selected_replica.as_ref().filter(|_| model.panel == Panel::Replicas)?;
-    let (_, replica) = model.picture()?.find(id)?;
+    let (_, replica) = model.picture()?.find_replica(id)?;
     Some(remark(replica)).filter(|words| !words.is_empty()).map(|words| format!("{id}: {words}"))
 }
 

@@ -1,5 +1,6 @@
 //! Styles, with and without colours. A colour only repeats what a word says.
 
+use hostler_proto::agent::v1::Phase;
 use ratatui::style::{Color, Modifier, Style};
 
 #[derive(Debug, Clone, Copy)]
@@ -39,13 +40,13 @@ impl Palette {
         Style::default().add_modifier(Modifier::DIM)
     }
 
-    pub(super) fn phase(self, phase: &str) -> Style {
+    pub(super) fn phase(self, phase: Phase) -> Style {
         match phase {
-            "ready" => self.colored(Color::Green),
-            "failed" | "quarantined" => self.alarm(),
-            "suspect" | "draining" => self.colored(Color::Yellow).add_modifier(Modifier::BOLD),
-            "starting" | "loading" => self.colored(Color::Yellow),
-            _ => self.plain(),
+            Phase::Ready => self.colored(Color::Green),
+            Phase::Failed | Phase::Quarantined => self.alarm(),
+            Phase::Suspect | Phase::Draining => self.colored(Color::Yellow).add_modifier(Modifier::BOLD),
+            Phase::Unspecified | Phase::Starting | Phase::Loading => self.colored(Color::Yellow),
+            Phase::Stopped | Phase::Sleeping => self.plain(),
         }
     }
 

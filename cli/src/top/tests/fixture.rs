@@ -26,7 +26,7 @@ pub(super) fn model() -> TopModel {
 
 pub(super) fn seen(fleet: wire::ListResponse, seconds: u64) -> TopModel {
     let mut model = model();
-    model.apply(fleet.into(), at(seconds));
+    model.apply(fleet, at(seconds));
     model
 }
 
@@ -46,7 +46,7 @@ pub(super) fn replica(id: &str, state: agent::ReplicaState) -> wire::Replica {
 
 fn ready() -> agent::ReplicaState {
     let model = agent::Model { id: "Qwen/Qwen3-8B".into(), ..agent::Model::default() };
-    let gpu = agent::Gpu { index: 0, uuid: "GPU-0".into(), name: "NVIDIA H200".into(), memory_bytes: 141 << 30 };
+    let gpu = agent::Gpu { index: 0, uuid: "GPU-0".into(), name: "NVIDIA H200".into(), memory_bytes: 141 << 30, reading: None };
     agent::ReplicaState {
         phase: agent::Phase::Ready.into(),
         models: vec![model],
@@ -57,7 +57,7 @@ fn ready() -> agent::ReplicaState {
     }
 }
 
-fn busy(replica: wire::Replica, running: u32) -> wire::Replica {
+fn busy(mut replica: wire::Replica, running: u32) -> wire::Replica {
     let engine = agent::EngineLoad {
         running,
         waiting: running / 3,
@@ -76,10 +76,10 @@ fn busy(replica: wire::Replica, running: u32) -> wire::Replica {
         celsius: Some(64),
         ..agent::GpuReading::default()
     };
+    replica.state.as_mut().unwrap().gpus[0].reading = Some(reading);
     wire::Replica {
         load: Some(agent::Load { in_flight: running, served: 1207, engine: Some(engine), ..agent::Load::default() }),
         cache: Some(wire::Cache { exact: true, blocks: 12_000, ..wire::Cache::default() }),
-        gpus: vec![reading],
         first_tokens: Some(wire::FirstTokens { streams: 40, p50: 0.085, p99: 1.23 }),
         ..replica
     }

@@ -32,7 +32,7 @@ fn working() -> TopModel {
     next.nodes[0].replicas[0].load.as_mut().unwrap().engine.as_mut().unwrap().generation_tokens += 500;
     next.nodes[1].replicas[0].state.as_mut().unwrap().phase = agent::Phase::Draining.into();
     next.nodes[1].replicas[0].state.as_mut().unwrap().reason = "an operator ordered it".into();
-    model.apply(next.into(), at(1));
+    model.apply(next, at(1));
     model
 }
 
@@ -119,7 +119,7 @@ fn hostile() -> TopModel {
         phase: agent::Phase::Ready.into(),
         models: vec![model_entry],
         engine_version: evil.into(),
-        gpus: vec![agent::Gpu { index: 0, uuid: evil.into(), name: evil.into(), memory_bytes: 1 << 30 }],
+        gpus: vec![agent::Gpu { index: 0, uuid: evil.into(), name: evil.into(), memory_bytes: 1 << 30, reading: None }],
         ..agent::ReplicaState::default()
     };
     let failed = agent::ReplicaState { phase: agent::Phase::Failed.into(), reason: format!("r{evil}"), ..agent::ReplicaState::default() };
@@ -139,7 +139,7 @@ fn hostile() -> TopModel {
         tenants: vec![wire::TenantUse { name: evil.into(), in_flight: 1, left: 0.5 }],
         ..wire::ListResponse::default()
     };
-    model.apply(fleet.into(), at(1));
+    model.apply(fleet, at(1));
     model
 }
 

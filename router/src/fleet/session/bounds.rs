@@ -102,6 +102,8 @@ pub(super) fn bound_state(state: &mut wire::ReplicaState) {
     for gpu in &mut state.gpus {
         cut(&mut gpu.uuid, MAX_NAME_BYTES);
         cut(&mut gpu.name, MAX_NAME_BYTES);
+        // Readings come apart from the state, within `bound_readings`.
+        gpu.reading = None;
     }
     if let Some(progress) = &mut state.progress {
         cut(&mut progress.stage, MAX_SENTENCE_BYTES);

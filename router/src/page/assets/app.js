@@ -99,7 +99,7 @@ function drawConcerns() {
 function drawDemand() {
   const parts = [];
   if (model.models.length > 0) {
-    const rows = model.models.map((known) => [known.name, String(serving(known.name)), count(known.in_flight), count(known.waiting)]);
+    const rows = model.models.map((known) => [known.model, String(serving(known.model)), count(known.in_flight), count(known.waiting)]);
     parts.push(table("Models", ["Model", "Ready", "In flight", "Waiting"], rows));
   }
   if (model.tenants.length > 0) {

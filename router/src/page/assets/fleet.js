@@ -115,7 +115,7 @@ class Tile {
     setText(this.name, replica.id.startsWith(`${node.name}/`) ? `/${replica.id.slice(node.name.length + 1)}` : replica.id);
     setText(this.phase, phase);
     setText(this.words, tileWords(phase, replica));
-    const cached = Math.min(1, replica.kv_blocks ? replica.cached_blocks / replica.kv_blocks : 0);
+    const cached = cachedShare(replica);
     setAttribute(this.cached, "width", `${(cached * 100).toFixed(1)}%`);
     setAttribute(this.used, "width", `${(replica.kv_use * 100).toFixed(1)}%`);
     setText(this.share, `${percent(replica.kv_use)}`);
@@ -164,6 +164,9 @@ export function flash(ids) {
   for (const id of new Set(ids)) tiles.get(id)?.flash();
 }
 
+/** The share of an engine's blocks that the router knows to be cached. */
+export const cachedShare = ({ cache, kv_blocks }) => (kv_blocks ? Math.min(1, cache.blocks / kv_blocks) : 0);
+
 /** What a tile says below its name: what serves there, or why nothing does. */
 function tileWords(phase, replica) {
   if (phase === "starting" || phase === "loading") {
@@ -210,7 +213,7 @@ export function fleetTable() {
     String(replica.running),
     String(replica.waiting),
     percent(replica.kv_use),
-    replica.cache_exact && replica.kv_blocks ? percent(Math.min(1, replica.cached_blocks / replica.kv_blocks)) : "–",
+    replica.cache.exact && replica.kv_blocks ? percent(cachedShare(replica)) : "–",
     short(speed(replica.id).tokens),
     seconds(replica.first_tokens?.p50),
     seconds(replica.first_tokens?.p99),

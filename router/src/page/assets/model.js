@@ -34,7 +34,7 @@ export function findReplica(id) {
 
 /** The word for what a replica is doing; silence counts before what was last heard. */
 export function phaseOf(node, replica) {
-  return replica.suspect || !node.attached ? "silent" : replica.phase;
+  return replica.phase === "suspect" || !node.attached ? "silent" : replica.phase;
 }
 
 export const serves = ({ node, replica }) => phaseOf(node, replica) === "ready";
@@ -153,11 +153,11 @@ export function concerns() {
     if (left < 600) found.push({ subject: node.name, words: `its job ${node.job.id} leaves soon`, remedy: "", grave: false });
     for (const replica of node.replicas) found.push(...concernsOf(node, replica));
   }
-  const unserved = model.models.filter((known) => !replicas().some((one) => serves(one) && one.replica.models.includes(known.name)));
+  const unserved = model.models.filter((known) => !replicas().some((one) => serves(one) && one.replica.models.includes(known.model)));
   if (unserved.length > 0 && replicas().length > 0) {
     const waiting = sum(unserved, (known) => known.waiting);
     const words = `nobody serves it now${waiting ? `, and ${waiting} wait` : ""}`;
-    found.push({ subject: some(unserved.map((known) => known.name), 3), words, remedy: "", grave: true });
+    found.push({ subject: some(unserved.map((known) => known.model), 3), words, remedy: "", grave: true });
   }
   return found.sort((one, other) => Number(other.grave) - Number(one.grave));
 }

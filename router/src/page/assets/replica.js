@@ -2,7 +2,7 @@
 
 import { el, setText } from "./dom.js";
 import { clock, count, duration, percent, seconds, short } from "./figures.js";
-import { gpuWords } from "./fleet.js";
+import { cachedShare, gpuWords } from "./fleet.js";
 import { findReplica, model, phaseOf, speed } from "./model.js";
 import { orderButtons, orderNotice } from "./orders.js";
 
@@ -66,8 +66,8 @@ function replicaContent({ node, replica }) {
   const content = [el("p", { class: "lead", "data-phase": phaseOf(node, replica) }, el("span", { class: "phase" }, phaseOf(node, replica)), ` ${replica.reason}`)];
   if (replica.failure) content.push(trouble("Its last engine died", replica.failure.cause, replica.failure.remedy));
   for (const finding of replica.findings) content.push(trouble(`Costs it speed: ${finding.kind}`, finding.evidence, finding.advice));
-  const cached = replica.kv_blocks ? replica.cached_blocks / replica.kv_blocks : 0;
-  const tokens = replica.kv_blocks * replica.block_tokens;
+  const tokens = replica.kv_blocks * replica.block_size;
+  const { cache, launch, rates } = replica;
   content.push(
     facts([
       ["Models", replica.models.join(", ") || "none yet"],
@@ -77,16 +77,16 @@ function replicaContent({ node, replica }) {
       ["Tokens/s", short(speed(replica.id).tokens)],
       ["First token, 99 %", replica.first_tokens ? `${seconds(replica.first_tokens.p50)}, ${seconds(replica.first_tokens.p99)}` : "none lately"],
       ["KV cache", tokens ? `${percent(replica.kv_use)} in use of ${count(tokens)} tokens` : "not known"],
-      ["Cached", replica.cache_exact ? `${percent(Math.min(1, cached))}, known exactly` : replica.cache_reason || "placed by text"],
+      ["Cached", cache.exact ? `${percent(cachedShare(replica))}, known exactly` : cache.reason || "placed by text"],
       ["Prefix cache hits", replica.prefix_queries ? percent(replica.prefix_hits / replica.prefix_queries) : "none yet"],
-      ["Reads prompts at", `${short(replica.prefill_rate)} tokens/s, as learned`],
-      ["Slowness lately", `${replica.slowness.toFixed(2)} ×`],
+      ["Reads prompts at", `${short(1 / Math.max(rates.prefill, 1e-9))} tokens/s, as learned`],
+      ["Slowness lately", `${rates.slowness.toFixed(2)} ×`],
       ["Preemptions", count(replica.preemptions)],
       ["Streams moved away", count(replica.streams_moved)],
       ["Starts after the first", String(replica.restarts)],
-      ["Engine", [replica.engine_version, replica.profile].filter(Boolean).join(", ")],
-      ["Longest context", replica.max_model_len ? `${count(replica.max_model_len)} tokens` : ""],
-      ["Runs on", replica.gpus.map((gpu) => `${gpu.name}: ${gpuWords(gpu)}`).join("; ") || replica.hardware || "CPU"],
+      ["Engine", [replica.engine_version, launch?.profile].filter(Boolean).join(", ")],
+      ["Longest context", launch?.max_model_len ? `${count(launch.max_model_len)} tokens` : ""],
+      ["Runs on", replica.gpus.map((gpu) => `${gpu.name}: ${gpuWords(gpu)}`).join("; ") || replica.gpu || "CPU"],
     ]),
   );
   return content;

@@ -29,6 +29,15 @@ fn whole_replica() -> Replica {
         prefix_queries: 9000,
         prefix_hits: 5500,
     };
+    let reading = agent::GpuReading {
+        uuid: "GPU-0".into(),
+        memory_used_bytes: Some(98 << 30),
+        utilisation: Some(80),
+        watts: Some(612.5),
+        celsius: Some(60),
+        throttled: vec!["power limit".into()],
+        ..agent::GpuReading::default()
+    };
     Replica {
         id: "n0/0".into(),
         epoch: 7,
@@ -40,7 +49,13 @@ fn whole_replica() -> Replica {
             engine_version: "0.32.0".into(),
             restarts: 3,
             gpu: "NVIDIA H200".into(),
-            gpus: vec![agent::Gpu { index: 0, uuid: "GPU-0".into(), name: "NVIDIA H200".into(), memory_bytes: 141 << 30 }],
+            gpus: vec![agent::Gpu {
+                index: 0,
+                uuid: "GPU-0".into(),
+                name: "NVIDIA H200".into(),
+                memory_bytes: 141 << 30,
+                reading: Some(reading),
+            }],
             progress: Some(agent::Progress { stage: "loading weights".into(), percent: 45, seconds_left: 20 }),
             launch: Some(agent::Launch { profile: "latency".into(), max_model_len: 4096, ..agent::Launch::default() }),
             findings: vec![agent::Finding { kind: "eager".into(), evidence: "seen".into(), advice: "change".into() }],
@@ -50,15 +65,6 @@ fn whole_replica() -> Replica {
         load: Some(agent::Load { in_flight: 33, served: 1207, engine: Some(engine), ..agent::Load::default() }),
         cache: Some(Cache { exact: true, blocks: 1234, reason: "text".into(), ..Cache::default() }),
         rates: Some(Rates { prefill: 0.001, slowness: 1.25, ..Rates::default() }),
-        gpus: vec![agent::GpuReading {
-            uuid: "GPU-0".into(),
-            memory_used_bytes: Some(98 << 30),
-            utilisation: Some(80),
-            watts: Some(612.5),
-            celsius: Some(60),
-            throttled: vec!["power limit".into()],
-            ..agent::GpuReading::default()
-        }],
         streams_moved: 4,
         first_tokens: Some(FirstTokens { streams: 40, p50: 0.085, p99: 1.23 }),
         ..Replica::default()
@@ -71,8 +77,11 @@ fn the_pictures_of_nodes_and_gone_jobs_keep_their_names() {
     let now = UNIX_EPOCH + Duration::from_secs(1000);
     let silent = Replica { id: "n0/1".into(), suspect: true, ..Replica::default() };
     let replicas = vec![whole_replica(), silent];
-    let node = Node { name: "n0".into(), agent_version: "0.2.0".into(), attached: true, replicas, job: Some(job()) };
+    let nodes = vec![Node { name: "n0".into(), agent_version: "0.2.0".into(), attached: true, replicas, job: Some(job()) }];
+    let mut listed = ListResponse { nodes, ..ListResponse::default() };
+    listed.mark_suspects();
+    trim(&mut listed);
     let gone = GoneJob { node: "n1".into(), job: Some(job()), gone_ms_ago: 5400, reason: "agent lost".into() };
-    let pictures = serde_json::json!([NodePicture::new(&node, now), GonePicture::new(&gone, now)]);
+    let pictures = serde_json::json!([NodePicture::new(&listed.nodes[0], now), GonePicture::new(&gone, now)]);
     insta::assert_snapshot!(serde_json::to_string_pretty(&pictures).unwrap());
 }
