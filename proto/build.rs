@@ -1,8 +1,9 @@
 //! Compiles the `.proto` files in Rust, so that building needs no `protoc`. The messages of a fleet
-//! are JSON as well: what `hostler ps --json` prints and what the router's page reads.
+//! are JSON as well: what `hostler ps` and `explain` print with `--json`, and what the router's page
+//! reads.
 
 /// Messages that are written as JSON, by their fields' names.
-const JSON_MESSAGES: [&str; 18] = [
+const JSON_MESSAGES: [&str; 21] = [
     "agent.v1.EngineLoad",
     "agent.v1.Failure",
     "agent.v1.Finding",
@@ -14,13 +15,16 @@ const JSON_MESSAGES: [&str; 18] = [
     "agent.v1.Progress",
     "agent.v1.ReplicaState",
     "fleet.v1.Cache",
+    "fleet.v1.Decision",
     "fleet.v1.FirstTokens",
     "fleet.v1.GoneJob",
     "fleet.v1.ModelDemand",
     "fleet.v1.Node",
     "fleet.v1.Rates",
     "fleet.v1.Replica",
+    "fleet.v1.Scored",
     "fleet.v1.TenantUse",
+    "fleet.v1.Terms",
 ];
 
 /// Messages whose fields stand beside those of the message that has them.
@@ -40,7 +44,8 @@ const JSON_SKIPPED: [&str; 7] = [
 
 /// Fields with another name or another form in JSON: the field, its name, and the function of
 /// `src/json.rs` that writes it.
-const JSON_FORMS: [(&str, &str, &str); 12] = [
+const JSON_FORMS: [(&str, &str, &str); 15] = [
+    ("Decision.nominal", "nominal", "whole"),
     ("GoneJob.gone_ms_ago", "gone_seconds_ago", "seconds"),
     ("GoneJob.job", "job", "whole"),
     ("Job.ends_in_ms", "ends_in_seconds", "optional_seconds"),
@@ -53,6 +58,8 @@ const JSON_FORMS: [(&str, &str, &str); 12] = [
     ("ReplicaState.models", "models", "model_ids"),
     ("ReplicaState.phase", "phase", "phase"),
     ("ReplicaState.returns_in_seconds", "returns_in_seconds", "known"),
+    ("Scored.rates", "rates", "whole"),
+    ("Scored.terms", "terms", "whole"),
 ];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -10,7 +10,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use clap::Args;
 use hostler_proto::fleet::v1::{Decision, ExplainRequest, Rates, Scored, Terms};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::admin::{AdminArgs, connect, status_error};
 use crate::output::{Side, say, table};
@@ -38,7 +38,6 @@ pub(crate) async fn explain(args: &ExplainArgs) -> anyhow::Result<()> {
     let request = ExplainRequest { id: args.id.clone().unwrap_or_default(), most };
     let decisions = connect(&args.admin).await?.explain(request).await.map_err(status_error)?.into_inner().decisions;
     if args.json {
-        let decisions: Vec<Value> = decisions.iter().map(decision_json).collect();
         say(&serde_json::to_string_pretty(&json!({ "decisions": decisions }))?);
     } else if decisions.is_empty() {
         say("this router has placed no request yet");
@@ -231,63 +230,6 @@ fn outcome(decision: &Decision, chosen: &Scored) -> Vec<String> {
         ["cached tokens".into(), format!("{} of {}", chosen.matched, decision.tokens), cached],
     ];
     table([Side::Left; 3], &rows)
-}
-
-/// A decision for scripts; the names are those of the wire, and all times are in seconds.
-pub(crate) fn decision_json(decision: &Decision) -> Value {
-    json!({
-        "id": decision.id,
-        "client_id": decision.client_id,
-        "path": decision.path,
-        "model": decision.model,
-        "at_ms": decision.at_ms,
-        "attempt": decision.attempt,
-        "queue_seconds": decision.queue_seconds,
-        "level": decision.level,
-        "fallback": decision.fallback,
-        "tokens": decision.tokens,
-        "output": decision.output,
-        "long_output": decision.long_output,
-        "why": decision.why,
-        "tied": decision.tied,
-        "utilisation": decision.utilisation,
-        "nominal": rates_json(decision.nominal.unwrap_or_default()),
-        "chosen": decision.chosen,
-        "scored": decision.scored.iter().map(scored_json).collect::<Vec<Value>>(),
-        "candidates": decision.candidates,
-        "first_token": decision.first_token,
-        "cached": decision.cached,
-        "resume": decision.resume,
-    })
-}
-
-fn scored_json(scored: &Scored) -> Value {
-    let Terms { queue, prefill, steps, memory, congestion, decode } = scored.terms.unwrap_or_default();
-    json!({
-        "replica": scored.replica,
-        "matched": scored.matched,
-        "uncached": scored.uncached,
-        "in_flight": scored.in_flight,
-        "pending": scored.pending,
-        "context": scored.context,
-        "capacity": scored.capacity,
-        "kv_use": scored.kv_use,
-        "budget": scored.budget,
-        "overdue": scored.overdue,
-        "doubtful": scored.doubtful,
-        "time_left": scored.time_left,
-        "finish": scored.finish,
-        "age": scored.age,
-        "rates": rates_json(scored.rates.unwrap_or_default()),
-        "terms": {
-            "queue": queue, "prefill": prefill, "steps": steps, "memory": memory, "congestion": congestion, "decode": decode,
-        },
-    })
-}
-
-fn rates_json(rates: Rates) -> Value {
-    let Rates { step, prefill, attention, decode, context, slowness } = rates;
-    json!({ "step": step, "prefill": prefill, "attention": attention, "decode": decode, "context": context, "slowness": slowness })
 }
 
 #[cfg(test)]

@@ -226,19 +226,19 @@ const REPLICAS: FigureTable<Replica> = FigureTable {
             replica.load.in_flight.into()
         }),
         counter("replica_served", "Requests taken since its agent started.", |replica| replica.load.served.into()),
-        gauge("replica_running", "Requests that the engine runs.", |replica| replica.load.engine.running.into()),
-        gauge("replica_waiting", "Requests that wait in the engine.", |replica| replica.load.engine.waiting.into()),
-        gauge("replica_kv_use", "Share of the engine's KV blocks in use, 0 to 1.", |replica| replica.load.engine.kv_use.into()),
+        gauge("replica_running", "Requests that the engine runs.", |replica| replica.report.engine().running.into()),
+        gauge("replica_waiting", "Requests that wait in the engine.", |replica| replica.report.engine().waiting.into()),
+        gauge("replica_kv_use", "Share of the engine's KV blocks in use, 0 to 1.", |replica| replica.report.engine().kv_use.into()),
         counter("replica_prompt_tokens", "Prompt tokens that the engine has processed.", |replica| {
-            replica.load.engine.prompt_tokens.into()
+            replica.report.engine().prompt_tokens.into()
         }),
         counter("replica_generation_tokens", "Tokens that the engine has generated.", |replica| {
-            replica.load.engine.generation_tokens.into()
+            replica.report.engine().generation_tokens.into()
         }),
-        counter("replica_preemptions", "Requests that the engine has preempted.", |replica| replica.load.engine.preemptions.into()),
+        counter("replica_preemptions", "Requests that the engine has preempted.", |replica| replica.report.engine().preemptions.into()),
         counter("replica_prefix_queries", "Tokens looked up in the engine's prefix cache.", |replica| {
-            replica.load.engine.prefix_queries.into()
+            replica.report.engine().prefix_queries.into()
         }),
-        counter("replica_prefix_hits", "Tokens found in the engine's prefix cache.", |replica| replica.load.engine.prefix_hits.into()),
+        counter("replica_prefix_hits", "Tokens found in the engine's prefix cache.", |replica| replica.report.engine().prefix_hits.into()),
     ],
 };

@@ -124,7 +124,7 @@ impl fleet_server::Fleet for Operators {
             );
             return Err(Status::not_found(message));
         }
-        Ok(Response::new(ExplainResponse { decisions: records.iter().take(most).map(|record| decision(record)).collect() }))
+        Ok(Response::new(ExplainResponse { decisions: records.iter().take(most).map(|record| decision_message(record)).collect() }))
     }
 
     async fn open_page(&self, request: Request<OpenPageRequest>) -> Result<Response<OpenPageResponse>, Status> {
@@ -299,7 +299,8 @@ fn rates(rates: &hostler_placement::rates::Rates) -> Rates {
     Rates { step, prefill, attention, decode, context, slowness }
 }
 
-fn decision(record: &PlacementDecision) -> Decision {
+/// A decision in the words of operators.
+pub(crate) fn decision_message(record: &PlacementDecision) -> Decision {
     let outcome = *record.outcome.lock();
     let scored = record.decision.scored.iter().zip(&record.replica_names).zip(&record.report_ages);
     Decision {

@@ -114,7 +114,7 @@ fn a_replica_near_its_end_shows_its_time_left() {
     let said = text(&decision).join("\n");
     assert!(said.contains(&format!("ends in 4.0 s; this answer needs about {finish:.1} s")), "{said}");
     assert!(said.contains("200 expected of the answer and hardly more than 600;"), "{said}");
-    let json = decision_json(&decision);
+    let json = serde_json::to_value(&decision).unwrap();
     assert_eq!((&json["scored"][0]["time_left"], &json["scored"][0]["finish"]), (&json!(4.0), &json!(finish)));
     assert!(json["scored"][1]["time_left"].is_null() && json["long_output"] == 600.0);
     decision.why = "ends_first".into();
@@ -123,7 +123,7 @@ fn a_replica_near_its_end_shows_its_time_left() {
 
 #[test]
 fn json_uses_wire_names_and_null_for_unknowns() {
-    let json = decision_json(&decided(&[candidate(1024, 1)]));
+    let json = serde_json::to_value(decided(&[candidate(1024, 1)])).unwrap();
     assert_eq!(json["scored"][0]["matched"], 1024);
     assert_eq!(json["scored"][0]["uncached"], 240);
     assert!(json["scored"][0]["terms"]["prefill"].as_f64().unwrap() > 0.0 && json["nominal"]["slowness"] == 1.0);

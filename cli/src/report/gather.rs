@@ -13,7 +13,6 @@ use super::archive::ReportFile;
 use super::metrics_page::fetch_metrics;
 use crate::admin::{AdminArgs, AdminClient, connect, status_error};
 use crate::doctor::{CheckResult, examine_host};
-use crate::explain::decision_json;
 use crate::file_end::read_end;
 use crate::host_names::this_host;
 use crate::output::describe;
@@ -79,8 +78,7 @@ async fn gather_router(router: &mut AdminClient, gathered: &mut Gathered) -> Str
     let failed: Vec<String> = failed.map(|replica| replica.id.clone()).collect();
     gathered.take("ps.json", print_json(&fleet_json(listed)));
     let decisions = router.explain(ExplainRequest { id: String::new(), most: DECISIONS }).await.map_err(status_error);
-    let decisions = decisions.map(|told| told.into_inner().decisions.iter().map(decision_json).collect::<Vec<Value>>());
-    gathered.take("decisions.json", decisions.and_then(|decisions| print_json(&json!({ "decisions": decisions }))));
+    gathered.take("decisions.json", decisions.and_then(|told| print_json(&json!({ "decisions": told.into_inner().decisions }))));
     for id in failed {
         let request = LogsRequest { replica: id.clone(), lines: LOG_LINES };
         let log = router.logs(request).await.map_err(status_error).map(|log| join_lines(log.into_inner().lines));

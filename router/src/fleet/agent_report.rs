@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use hostler_proto::agent::v1::{GpuReading, Load, ReplicaState};
+use hostler_proto::agent::v1::{EngineLoad, GpuReading, Load, ReplicaState};
 
 /// The messages of one report, or the newest of all reports.
 #[derive(Debug, Clone, Default)]
@@ -22,6 +22,11 @@ impl AgentReport {
         self.state = later.state.or_else(|| self.state.take());
         self.load = later.load.or(self.load);
         self.gpus = later.gpus.or_else(|| self.gpus.take());
+    }
+
+    /// The engine's own figures, for people and for the metrics; zeros before it has reported.
+    pub(crate) fn engine(&self) -> EngineLoad {
+        self.load.and_then(|load| load.engine).unwrap_or_default()
     }
 
     /// The state for operators, with its reading in each GPU.

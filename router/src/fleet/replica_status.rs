@@ -170,11 +170,11 @@ pub(crate) struct ReplicaLoad {
     pub pending_tokens_elsewhere: u64,
     /// Prompt tokens of other routers' requests in flight.
     pub context_tokens_elsewhere: u64,
-    /// The engine's own figures; zeros before it has reported.
+    /// The engine's own figures that placement computes with; zeros before it has reported.
     pub engine: EngineLoad,
 }
 
-/// An engine's own metrics.
+/// The metrics of an engine that placement computes with. `AgentReport::engine` has them all.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct EngineLoad {
     /// Running requests.
@@ -187,14 +187,4 @@ pub(crate) struct EngineLoad {
     pub kv_blocks: u64,
     /// Tokens per block.
     pub block_tokens: u32,
-    /// Prompt tokens processed so far.
-    pub prompt_tokens: u64,
-    /// Tokens generated so far.
-    pub generation_tokens: u64,
-    /// Requests preempted so far.
-    pub preemptions: u64,
-    /// Tokens looked up in the prefix cache.
-    pub prefix_queries: u64,
-    /// Tokens found in the prefix cache.
-    pub prefix_hits: u64,
 }

@@ -478,11 +478,6 @@ fn parse_load(load: wire::Load) -> ReplicaLoad {
             kv_use: engine.kv_use,
             kv_blocks: engine.kv_blocks,
             block_tokens: engine.block_size,
-            prompt_tokens: engine.prompt_tokens,
-            generation_tokens: engine.generation_tokens,
-            preemptions: engine.preemptions,
-            prefix_queries: engine.prefix_queries,
-            prefix_hits: engine.prefix_hits,
         },
     }
 }

@@ -62,7 +62,7 @@ impl History {
     pub(super) fn sample(&self, calls: &Operators, now: SystemTime) {
         let view = calls.fleet.view().clone();
         let counted = view.replicas.iter().map(|replica| {
-            let counters = ReplicaCounters { tokens: replica.load.engine.generation_tokens, served: replica.load.served };
+            let counters = ReplicaCounters { tokens: replica.report.engine().generation_tokens, served: replica.load.served };
             (replica.id.clone(), counters)
         });
         let decisions = calls.placer.decisions.latest(MAX_DECISIONS);

@@ -4,7 +4,6 @@
 
 use std::time::{Duration, SystemTime};
 
-use hostler_placement::cost::Scored;
 use hostler_proto::fleet::v1::{FirstTokens, GoneJob, ListResponse, Node, Replica};
 use serde::Serialize;
 
@@ -95,7 +94,8 @@ pub(super) fn trim(listed: &mut ListResponse) {
 pub(super) struct RequestPicture {
     pub(super) id: String,
     pub(super) attempt: u32,
-    at: u64,
+    /// When the replica was chosen.
+    at_ms: u64,
     path: String,
     model: String,
     replica: String,
@@ -117,7 +117,7 @@ impl RequestPicture {
         Self {
             id: format!("{:016x}", decision.id),
             attempt: decision.attempt,
-            at: millis_since_1970(decision.decided_at),
+            at_ms: millis_since_1970(decision.decided_at),
             path: decision.path.to_string(),
             model: shorten(decision.model.as_deref().unwrap_or_default()),
             replica: replica.to_owned(),
@@ -129,95 +129,6 @@ impl RequestPicture {
             predicted_cached: choice.candidate.matched,
             first_token: outcome.first_token_seconds,
             cached: outcome.cached_tokens,
-        }
-    }
-}
-
-/// A request explained.
-#[derive(Serialize)]
-pub(super) struct DecisionPicture {
-    #[serde(flatten)]
-    request: RequestPicture,
-    client_id: String,
-    fallback: &'static str,
-    expected_output: f64,
-    resume: String,
-    tied: usize,
-    /// How many candidates there were. Not all of very many are kept.
-    candidate_count: usize,
-    /// Index of the chosen one among the candidates.
-    chosen: usize,
-    candidates: Vec<CandidatePicture>,
-}
-
-#[derive(Serialize)]
-struct CandidatePicture {
-    replica: String,
-    matched: u32,
-    uncached: u32,
-    in_flight: u32,
-    /// Prompt tokens that wait at the replica.
-    pending: u64,
-    kv_use: f64,
-    doubtful: bool,
-    /// Seconds since the replica's last report.
-    age: f32,
-    slowness: f64,
-    time_left: Option<f64>,
-    finish: f64,
-    costs: CostPicture,
-}
-
-#[derive(Serialize)]
-struct CostPicture {
-    queue: f64,
-    prefill: f64,
-    steps: f64,
-    memory: f64,
-    congestion: f64,
-    decode: f64,
-}
-
-impl DecisionPicture {
-    pub(super) fn new(decision: &PlacementDecision) -> Self {
-        let scored = decision.decision.scored.iter().zip(&decision.replica_names).zip(&decision.report_ages);
-        Self {
-            request: RequestPicture::new(decision),
-            client_id: shorten(decision.client_id.as_deref().unwrap_or_default()),
-            fallback: decision.fallback_reason,
-            expected_output: decision.expected_output_tokens,
-            resume: decision.resume.to_string(),
-            tied: decision.decision.tied,
-            candidate_count: decision.decision.candidates,
-            chosen: decision.decision.chosen,
-            candidates: scored.map(|((scored, name), age)| CandidatePicture::new(scored, name, *age)).collect(),
-        }
-    }
-}
-
-impl CandidatePicture {
-    fn new(scored: &Scored, replica: &str, age: f32) -> Self {
-        let (candidate, terms) = (&scored.candidate, &scored.terms);
-        Self {
-            replica: replica.to_owned(),
-            matched: candidate.matched,
-            uncached: scored.uncached,
-            in_flight: candidate.in_flight,
-            pending: candidate.pending,
-            kv_use: candidate.kv_use,
-            doubtful: candidate.doubtful,
-            age,
-            slowness: candidate.rates.slowness,
-            time_left: Some(candidate.time_left).filter(|left| left.is_finite()),
-            finish: scored.finish,
-            costs: CostPicture {
-                queue: terms.queue,
-                prefill: terms.prefill,
-                steps: terms.steps,
-                memory: terms.memory,
-                congestion: terms.congestion,
-                decode: terms.decode,
-            },
         }
     }
 }

@@ -13,11 +13,10 @@ use http::header::CONTENT_TYPE;
 use serde::{Deserialize, Serialize};
 use tonic::{Code, Status};
 
-use super::picture::DecisionPicture;
 use super::{Page, assets};
 use crate::fleet::ReplicaOrder;
 use crate::keys::{NoSession, PageRights, page_session};
-use crate::operators::Operators;
+use crate::operators::{Operators, decision_message};
 use crate::placement::MAX_RECORDED_DECISIONS;
 
 /// Largest body. A token, a key or an order needs less, with room to spare.
@@ -81,7 +80,7 @@ async fn explain(State(page): State<Arc<Page>>, Path(id): Path<String>) -> Respo
         let forgotten = format!("this request is no longer remembered: each router keeps its last {MAX_RECORDED_DECISIONS} decisions");
         return refuse(StatusCode::NOT_FOUND, &forgotten);
     }
-    Json(found.iter().map(|decision| DecisionPicture::new(decision)).collect::<Vec<_>>()).into_response()
+    Json(found.iter().map(|record| decision_message(record)).collect::<Vec<_>>()).into_response()
 }
 
 #[derive(Debug, Clone, Copy, Deserialize)]

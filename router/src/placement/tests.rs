@@ -277,14 +277,7 @@ async fn an_empty_caches_block_size_comes_from_its_figures() {
 #[tokio::test(start_paused = true)]
 async fn absurd_engine_figures_break_no_placement() {
     let fixture = Fixture::approximate(2).await;
-    let engine = EngineLoad {
-        running: u32::MAX,
-        waiting: u32::MAX,
-        kv_blocks: u64::MAX,
-        block_tokens: u32::MAX,
-        kv_use: f64::MAX,
-        ..EngineLoad::default()
-    };
+    let engine = EngineLoad { running: u32::MAX, waiting: u32::MAX, kv_blocks: u64::MAX, block_tokens: u32::MAX, kv_use: f64::MAX };
     let load = ReplicaLoad {
         in_flight_elsewhere: u32::MAX,
         pending_tokens_elsewhere: u64::MAX,

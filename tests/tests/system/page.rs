@@ -218,10 +218,10 @@ async fn a_request_is_explained_with_each_candidates_cost() {
     .await;
     assert!(listed["predicted_first_token"].as_f64().unwrap() > 0.0 && listed["replica"].as_str().unwrap().ends_with("/0"), "{listed}");
     let explained = page.get(&format!("/page/requests/{id}"), &[("authorization", &session)]).await.json();
-    let candidates = explained[0]["candidates"].as_array().unwrap();
+    let candidates = explained[0]["scored"].as_array().unwrap();
     assert_eq!(candidates.len(), 2, "{explained}");
     for cost in ["queue", "prefill", "steps", "memory", "congestion", "decode"] {
-        assert!(candidates.iter().all(|candidate| candidate["costs"][cost].is_number()), "{cost}: {explained}");
+        assert!(candidates.iter().all(|candidate| candidate["terms"][cost].is_number()), "{cost}: {explained}");
     }
     let chosen = explained[0]["chosen"].as_u64().unwrap();
     assert_eq!(candidates[usize::try_from(chosen).unwrap()]["replica"], listed["replica"]);

@@ -65,7 +65,7 @@ export function drawRequests() {
 function row(request) {
   const key = keyOf(request);
   if (rows.has(key)) return rows.get(key).element;
-  const open = el("button", { type: "button", onclick: () => pick(request) }, clock(request.at));
+  const open = el("button", { type: "button", onclick: () => pick(request) }, clock(request.at_ms));
   const cells = ["", "number", "number", "number", "number"].map((kind) => el("td", { class: kind || null }));
   const element = el("tr", {}, el("th", { scope: "row" }, open), ...cells);
   const to = el("div", {});
@@ -95,7 +95,7 @@ async function pick(request) {
     const decision = decisions.find((one) => one.attempt === request.attempt) ?? decisions[0];
     byId("explained").replaceChildren(...explanation(decision, decisions.length));
     // Its first token may still be on its way.
-    if (decision.first_token === null && Date.now() - decision.at < 60_000) setTimeout(() => mine === asked && pick(request), 2000);
+    if (decision.first_token === null && Date.now() - decision.at_ms < 60_000) setTimeout(() => mine === asked && pick(request), 2000);
   } catch (error) {
     if (mine === asked) byId("explained").replaceChildren(el("p", { class: "empty" }, error.message));
   }
@@ -118,16 +118,16 @@ const LEVELS = {
   load: "Placed by load alone.",
 };
 
-const total = (candidate) => COSTS.reduce((sum, [name]) => sum + candidate.costs[name], 0);
+const total = (candidate) => COSTS.reduce((sum, [name]) => sum + candidate.terms[name], 0);
 
 function explanation(decision, attempts) {
-  const chosen = decision.candidates[decision.chosen];
-  const others = decision.candidates.filter((candidate) => candidate !== chosen).sort((one, other) => total(one) - total(other));
+  const chosen = decision.scored[decision.chosen];
+  const others = decision.scored.filter((candidate) => candidate !== chosen).sort((one, other) => total(one) - total(other));
   const ordered = [chosen, ...others];
   return [
-    el("p", { class: "verdict" }, el("b", {}, decision.replica), " ", verdict(decision, chosen, others)),
+    el("p", { class: "verdict" }, el("b", {}, chosen.replica), " ", verdict(decision, chosen, others)),
     bars(ordered, decision),
-    outcome(decision),
+    outcome(decision, chosen),
     el("p", { class: "note" }, subtitle(decision, attempts)),
     numbers(ordered, chosen),
   ];
@@ -138,7 +138,7 @@ function verdict(decision, chosen, others) {
   const best = others[0];
   if (best && decision.why === "cheapest" && total(best) > total(chosen)) {
     sentences[0] = `was expected to answer soonest: ${seconds(total(best) - total(chosen))} less than ${best.replica}.`;
-    const biggest = COSTS.map(([name, words]) => [best.costs[name] - chosen.costs[name], words]).sort((one, other) => other[0] - one[0])[0];
+    const biggest = COSTS.map(([name, words]) => [best.terms[name] - chosen.terms[name], words]).sort((one, other) => other[0] - one[0])[0];
     if (biggest[0] > 0) sentences.push(`Most of that is ${biggest[1]}.`);
   }
   sentences.push(LEVELS[decision.level] ?? "");
@@ -149,17 +149,17 @@ function verdict(decision, chosen, others) {
 function bars(candidates, decision) {
   const shown = candidates.slice(0, MAX_BARS);
   const most = Math.max(...shown.map(total), 1e-9);
-  const used = COSTS.filter(([name]) => shown.some((candidate) => candidate.costs[name] / most > 0.004));
+  const used = COSTS.filter(([name]) => shown.some((candidate) => candidate.terms[name] / most > 0.004));
   const legend = el("ul", { class: "legend" }, ...used.map(([name, words]) => el("li", { title: words }, el("i", { class: `swatch cost-${name}`, "aria-hidden": "true" }), name)));
   const lines = shown.map((candidate, index) => {
     let from = 0;
     const pieces = used.map(([name]) => {
-      const width = (candidate.costs[name] / most) * 100;
+      const width = (candidate.terms[name] / most) * 100;
       const piece = svg("rect", { class: `cost-${name}`, x: `${from.toFixed(2)}%`, width: `${Math.max(0, width).toFixed(2)}%`, height: 14 });
       from += width;
       return piece;
     });
-    const said = used.map(([name]) => `${name} ${seconds(candidate.costs[name])}`).join(", ");
+    const said = used.map(([name]) => `${name} ${seconds(candidate.terms[name])}`).join(", ");
     const bar = svg("svg", { class: "cost-bar", role: "img", "aria-label": `${candidate.replica}: ${seconds(total(candidate))}; ${said}` }, ...pieces);
     const doubt = candidate.doubtful ? " doubtful" : "";
     const name = el("span", { class: "candidate" });
@@ -168,7 +168,7 @@ function bars(candidates, decision) {
     const words = el("span", { class: "note" }, `${cachedWords(candidate, decision)}, ${candidate.in_flight} in flight${doubt}`);
     return el("li", { class: index === 0 ? "chosen" : null }, name, bar, figures, words);
   });
-  const left = decision.candidate_count - shown.length;
+  const left = decision.candidates - shown.length;
   const rest = left > 0 ? el("p", { class: "note" }, `and ${plural(left, "candidate")} more`) : "";
   return el("div", { class: "bars" }, legend, el("ol", {}, ...lines), rest);
 }
@@ -176,9 +176,10 @@ function bars(candidates, decision) {
 const cachedWords = (candidate, decision) => (decision.tokens ? `${percent(candidate.matched / decision.tokens)} cached` : "tokens not known");
 
 /** Predicted beside actual. */
-function outcome(decision) {
-  const time = compare("First token", decision.predicted_first_token, decision.first_token, seconds);
-  const cached = compare("Cached tokens", decision.predicted_cached, decision.cached, count);
+function outcome(decision, chosen) {
+  const { queue, prefill, steps, memory } = chosen.terms;
+  const time = compare("First token", queue + prefill + steps + memory, decision.first_token, seconds);
+  const cached = compare("Cached tokens", chosen.matched, decision.cached, count);
   return el("div", { class: "outcome" }, time, cached);
 }
 
@@ -193,7 +194,7 @@ function compare(title, predicted, actual, write) {
 }
 
 function subtitle(decision, attempts) {
-  const parts = [clock(decision.at), decision.path, decision.model, `id ${decision.id}`];
+  const parts = [clock(decision.at_ms), decision.path, decision.model, `id ${decision.id}`];
   if (decision.client_id) parts.push(`client’s id ${decision.client_id}`);
   if (decision.queue_seconds > 0.0005) parts.push(`waited ${seconds(decision.queue_seconds)} here`);
   if (attempts > 1) parts.push(`attempt ${decision.attempt} of ${attempts}`);
@@ -206,7 +207,7 @@ function numbers(candidates, chosen) {
   const lines = candidates.map((candidate) => [
     candidate === chosen ? `${candidate.replica} (chosen)` : candidate.replica,
     seconds(total(candidate)),
-    ...COSTS.map(([name]) => seconds(candidate.costs[name])),
+    ...COSTS.map(([name]) => seconds(candidate.terms[name])),
     count(candidate.matched),
     count(candidate.uncached),
     String(candidate.in_flight),
