@@ -102,7 +102,7 @@ pub(crate) struct JobRecord {
     waited: Option<SystemTime>,
     /// When the present run began.
     started: Option<SystemTime>,
-    pub(crate) ends: Option<SystemTime>,
+    pub(crate) ends_at: Option<SystemTime>,
     /// When the job was first seen ready.
     pub(crate) ready: Option<SystemTime>,
     /// When a request was last seen in flight.
@@ -204,8 +204,8 @@ impl Memory {
     /// When a job's present run ends, by the controller's own clock; `None` if it has no time
     /// limit.
     #[must_use]
-    pub fn ends(&self, job: &str) -> Option<SystemTime> {
-        self.jobs.get(job)?.ends
+    pub fn ends_at(&self, job: &str) -> Option<SystemTime> {
+        self.jobs.get(job)?.ends_at
     }
 
     /// Whether the next step decides the same if only time passes, within a minute or so.
@@ -307,7 +307,7 @@ impl Memory {
         let lead = self.queue_wait().max(waits) + self.cold_start() + LEAVES_BEFORE_END;
         for job in serving {
             self.mark(&job.id, |record| {
-                record.is_due |= record.ends.is_some_and(|ends| since(ends, now) < record.longest_lead(ends).min(lead));
+                record.is_due |= record.ends_at.is_some_and(|ends| since(ends, now) < record.longest_lead(ends).min(lead));
             });
         }
     }
@@ -438,8 +438,8 @@ impl JobRecord {
             let earliest = self.waited.map_or(SystemTime::UNIX_EPOCH, |waited| waited.min(now));
             self.started = Some(job.started.unwrap_or(now).clamp(earliest, now));
         }
-        let ends = job.run_time.zip(self.started).and_then(|(run_time, started)| run_time.end(started, now));
-        self.ends = ends.or(self.ends);
+        let ends_at = job.run_time.zip(self.started).and_then(|(run_time, started)| run_time.end(started, now));
+        self.ends_at = ends_at.or(self.ends_at);
     }
 
     fn forget_run(&mut self) {
@@ -483,7 +483,7 @@ impl JobRecord {
     fn may_be_over(&self, now: SystemTime) -> bool {
         self.is_given_up
             || self.has_served(now)
-            || (self.ready.is_some() && self.ends.is_some_and(|ends| since(ends, now) <= LEAVES_BEFORE_END))
+            || (self.ready.is_some() && self.ends_at.is_some_and(|ends| since(ends, now) <= LEAVES_BEFORE_END))
     }
 
     fn has_served(&self, now: SystemTime) -> bool {

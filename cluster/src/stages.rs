@@ -53,8 +53,8 @@ impl<'a> Stages<'a> {
         stages.starting.sort_by_key(|job| Reverse((job.started, &job.id)));
         for stage in [&mut stages.serving, &mut stages.away] {
             stage.sort_by_key(|job| {
-                let ends = memory.record(job).ends;
-                (ends.is_none(), ends, job.in_flight, &job.id)
+                let ends_at = memory.record(job).ends_at;
+                (ends_at.is_none(), ends_at, job.in_flight, &job.id)
             });
         }
         stages

@@ -20,7 +20,7 @@ pub(crate) struct OwnJob {
     /// How long the job may run, followed by the end of that time by this clock. Until the list
     /// gives both, the requested time counts from the start of this process.
     limit: Duration,
-    ends: SystemTime,
+    ends_at: SystemTime,
     drain_timeout: Duration,
     memory: SuccessionMemory,
     /// Whether the job was ending when nothing was left to do last; `None` while something is.
@@ -35,7 +35,7 @@ impl OwnJob {
             id: setup.endpoint.job.clone()?,
             predecessor: setup.predecessor.clone(),
             limit,
-            ends: setup.began + limit,
+            ends_at: setup.began + limit,
             drain_timeout: setup.drain_timeout,
             memory: SuccessionMemory::default(),
             settled: None,
@@ -43,8 +43,8 @@ impl OwnJob {
     }
 
     /// When the job ends, as far as is known.
-    pub(crate) fn ends(&self) -> SystemTime {
-        self.ends
+    pub(crate) fn ends_at(&self) -> SystemTime {
+        self.ends_at
     }
 
     /// Whether the controller has to end by the known time of its job, even if the scheduler does
@@ -113,8 +113,8 @@ impl OwnJob {
     /// Notes the listed times of this job. Times missing from the list stay as they were.
     fn note_end(&mut self, own: &ScheduledJob, now: SystemTime) {
         let Some((run, started)) = own.run_time.zip(own.started) else { return };
-        let Some(ends) = run.end(started, now) else { return };
-        (self.limit, self.ends) = (run.limit, ends);
+        let Some(ends_at) = run.end(started, now) else { return };
+        (self.limit, self.ends_at) = (run.limit, ends_at);
     }
 
     fn describe<'a>(&'a self, now: SystemTime, standby: Option<&'a str>) -> ControllerJob<'a> {
@@ -122,7 +122,7 @@ impl OwnJob {
             id: &self.id,
             predecessor: self.predecessor.as_deref(),
             limit: self.limit,
-            left: self.ends.duration_since(now).unwrap_or_default(),
+            left: self.ends_at.duration_since(now).unwrap_or_default(),
             drain_timeout: self.drain_timeout,
             standby,
         }
@@ -151,7 +151,7 @@ mod tests {
             id: "12.head".into(),
             predecessor: None,
             limit,
-            ends: at(10_000) + limit,
+            ends_at: at(10_000) + limit,
             drain_timeout: Duration::from_secs(30),
             memory: SuccessionMemory::default(),
             settled: None,
@@ -159,7 +159,7 @@ mod tests {
         assert!(!own.is_over(at(13_554)) && own.is_over(at(13_555)), "nobody has said anything");
         let silent = job("12.head", JobState::Running);
         own.note_end(&silent, at(10_000));
-        assert_eq!(own.ends, at(13_600));
+        assert_eq!(own.ends_at, at(13_600));
         // The job waited for its place for half of its time, which this process does not know.
         let listed = ScheduledJob { started: Some(at(8_200)), run_time: Some(RunTime { limit, used: None }), ..silent.clone() };
         own.note_end(&listed, at(10_000));

@@ -48,7 +48,7 @@ fn report_job(view: &EntryView<'_>, job: &ScheduledJob, now: SystemTime) -> JobS
         comment: job.comment.clone(),
         host: job.host.clone(),
         starts_in: view.estimated_wait(job, now).map(|left| left.as_secs()),
-        ends_in: view.memory.ends(&job.id).map(|end| end.duration_since(now).unwrap_or_default().as_secs()),
+        ends_in: view.memory.ends_at(&job.id).map(|end| end.duration_since(now).unwrap_or_default().as_secs()),
     }
 }
 

@@ -68,7 +68,7 @@ pub enum ControllerEnd {
     /// The time of the controller's own job ends soon, or its next job is there.
     LeftItsJob {
         /// When the job ends.
-        ends: SystemTime,
+        ends_at: SystemTime,
     },
 }
 
@@ -169,7 +169,7 @@ impl Controller {
         // answer.
         if let Some(job) = self.own_job.as_ref().filter(|job| job.is_over(SystemTime::now())) {
             tracing::info!("the time of the controller's job ends: it leaves its place to the next one");
-            return Ok(Some(ControllerEnd::LeftItsJob { ends: job.ends() }));
+            return Ok(Some(ControllerEnd::LeftItsJob { ends_at: job.ends_at() }));
         }
         let FleetFile { jobs, mut entries } = self.setup.folder.fleet_file()?;
         self.setup.adopt_job_settings(jobs);
@@ -202,7 +202,7 @@ impl Controller {
         if let Some(job) = &mut self.own_job {
             match job.step(&self.setup).await {
                 Ok(false) => {}
-                Ok(true) => return Ok(Some(ControllerEnd::LeftItsJob { ends: job.ends() })),
+                Ok(true) => return Ok(Some(ControllerEnd::LeftItsJob { ends_at: job.ends_at() })),
                 Err(error) if error.is_final() => return Err(error),
                 Err(error) => trouble = error.to_string(),
             }

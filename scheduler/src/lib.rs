@@ -136,7 +136,7 @@ pub struct JobReading {
     /// Number of the run, counted from 1, if the command reports it.
     pub run: Option<u32>,
     /// When the run ends; `None` if it has no time limit.
-    pub ends: Option<SystemTime>,
+    pub ends_at: Option<SystemTime>,
 }
 
 /// Reason why a host's scheduler is unknown.

@@ -94,12 +94,12 @@ pub(crate) fn read_job(text: &str, id: &str, now: SystemTime) -> Result<JobReadi
     // The id may contain another form of the server's name.
     let only = || jobs.first().filter(|_| jobs.len() == 1);
     let job = jobs.iter().find(|job| job.id == id).or_else(only).ok_or("other jobs")?;
-    let ends = match read_run_time(job)? {
+    let ends_at = match read_run_time(job)? {
         Some(run_time) => run_time.end(job.get("stime").and_then(parse_time).ok_or("no start time of the job")?, now),
         None => None,
     };
     let run = job.get("run_count").and_then(|count| count.trim().parse().ok()).filter(|count| *count > 0);
-    Ok(JobReading { run, ends })
+    Ok(JobReading { run, ends_at })
 }
 
 /// Parses the output of `qstat -E -t ID…` in this format, with the ids of arrays among them.

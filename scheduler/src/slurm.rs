@@ -113,7 +113,7 @@ fn read_state(state: &str, priority: &str) -> Result<Option<JobState>, &'static 
 /// Parses the output of `squeue -h -j ID -o %e`.
 pub(crate) fn read_job(text: &str) -> Result<JobReading, &'static str> {
     let word = text.split_whitespace().next().ok_or("no job")?;
-    Ok(JobReading { run: None, ends: read_time(word)? })
+    Ok(JobReading { run: None, ends_at: read_time(word)? })
 }
 
 /// Parses the output of `scontrol show config`: `KillWait                = 30 sec`.

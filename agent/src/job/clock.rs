@@ -35,9 +35,9 @@ pub(crate) struct JobFacts {
     /// Number of the run, counted from 1.
     pub(crate) run: u32,
     /// When the scheduler ends the job, as far as known.
-    pub(crate) ends: Option<Instant>,
+    pub(crate) ends_at: Option<Instant>,
     /// When the agent begins to leave.
-    pub(crate) leaves: Option<Instant>,
+    pub(crate) leaves_at: Option<Instant>,
 }
 
 /// The job, its scheduler's grace and the facts about its end.
@@ -70,7 +70,7 @@ impl JobClock {
     /// Asks the scheduler about the job.
     async fn start(job: Job, time_to_leave: Duration) -> Self {
         let (grace, reading) = tokio::join!(read_grace(job.scheduler), job.scheduler.read_job(&job.id));
-        let unknown = JobFacts { run: job.run, ends: None, leaves: None };
+        let unknown = JobFacts { run: job.run, ends_at: None, leaves_at: None };
         let clock = Self {
             job,
             grace,
@@ -81,8 +81,8 @@ impl JobClock {
             is_failing: AtomicBool::new(false),
         };
         clock.take(reading);
-        let JobFacts { run, ends, .. } = *clock.facts.borrow();
-        tracing::info!(job = clock.job.id, run, ends_in_s = ends.map(seconds_until), grace = ?clock.grace, "runs in a batch job");
+        let JobFacts { run, ends_at, .. } = *clock.facts.borrow();
+        tracing::info!(job = clock.job.id, run, ends_in_s = ends_at.map(seconds_until), grace = ?clock.grace, "runs in a batch job");
         clock
     }
 
@@ -100,24 +100,24 @@ impl JobClock {
         // ever after.
         let mut next_reading = Instant::now() + interval.mul_f64(fastrand::f64());
         loop {
-            let leaves = self.facts.borrow().leaves;
-            sleep_until(leaves.map_or(next_reading, |leaves| leaves.min(next_reading))).await;
+            let leaves_at = self.facts.borrow().leaves_at;
+            sleep_until(leaves_at.map_or(next_reading, |leaves_at| leaves_at.min(next_reading))).await;
             let now = Instant::now();
-            let is_due = leaves.is_some_and(|leaves| leaves <= now);
+            let is_due = leaves_at.is_some_and(|leaves_at| leaves_at <= now);
             // An agent that was suspended has missed readings, and its job may end later now.
             if is_due && now < next_reading + interval {
-                let ends_in = self.facts.borrow().ends.map_or(0, seconds_until);
+                let ends_in = self.facts.borrow().ends_at.map_or(0, seconds_until);
                 tracing::warn!(event = "job_ends", job = self.job.id, "the {} ends in {ends_in} s: leaving it", self.job);
                 return;
             }
             let read = tokio::select! {
                 read = self.job.scheduler.read_job(&self.job.id) => Some(read),
                 // A slow scheduler does not delay the agent.
-                () = wait_until(leaves), if !is_due => None,
+                () = wait_until(leaves_at), if !is_due => None,
             };
             if let Some(read) = read {
                 self.take(read);
-                let left = self.facts.borrow().ends.map(|ends| ends.saturating_duration_since(now));
+                let left = self.facts.borrow().ends_at.map(|ends_at| ends_at.saturating_duration_since(now));
                 next_reading = Instant::now() + pause_between_readings(interval, left);
             }
         }
@@ -141,13 +141,13 @@ impl JobClock {
         self.is_failing.store(false, Ordering::Relaxed);
         let reading = JobReading { run: reading.run.map(|run| *self.run.get_or_init(|| run)), ..reading };
         let now = (Instant::now(), SystemTime::now());
-        let left = reading.ends.and_then(|ends| ends.duration_since(now.1).ok());
+        let left = reading.ends_at.and_then(|ends_at| ends_at.duration_since(now.1).ok());
         let time_to_leave = left.map_or(self.time_to_leave, |left| cap(self.time_to_leave, *self.first_left.get_or_init(|| left)));
         let facts = JobFacts::of(reading, self.facts.borrow().run, now, time_to_leave);
         self.facts.send_if_modified(|known| {
             let changed = !facts.is_same_as(known);
             if changed {
-                tracing::debug!(job = self.job.id, ends_in_s = facts.ends.map(seconds_until), "the job's end");
+                tracing::debug!(job = self.job.id, ends_in_s = facts.ends_at.map(seconds_until), "the job's end");
                 *known = facts;
             }
             changed
@@ -173,20 +173,20 @@ pub(crate) async fn drain_in_time(clock: Option<Arc<JobClock>>, interval: Durati
 impl JobFacts {
     /// Converts a reading to the clocks of this host.
     fn of(reading: JobReading, known_run: u32, now: (Instant, SystemTime), time_to_leave: Duration) -> Self {
-        let ends = reading.ends.and_then(|ends| match ends.duration_since(now.1) {
+        let ends_at = reading.ends_at.and_then(|ends_at| match ends_at.duration_since(now.1) {
             Ok(left) => now.0.checked_add(left),
             Err(past) if past.duration() > MAX_OVERTIME => None,
             Err(past) => Some(now.0.checked_sub(past.duration()).unwrap_or(now.0)),
         });
         // A clock that has just begun has no earlier moment.
-        let leaves = ends.map(|ends| ends.checked_sub(time_to_leave).unwrap_or(now.0));
-        Self { run: reading.run.unwrap_or(known_run), ends, leaves }
+        let leaves_at = ends_at.map(|ends_at| ends_at.checked_sub(time_to_leave).unwrap_or(now.0));
+        Self { run: reading.run.unwrap_or(known_run), ends_at, leaves_at }
     }
 
     fn is_same_as(&self, other: &Self) -> bool {
         let apart = |one: Instant, other: Instant| one.saturating_duration_since(other) + other.saturating_duration_since(one);
         self.run == other.run
-            && match (self.ends, other.ends) {
+            && match (self.ends_at, other.ends_at) {
                 (Some(ends), Some(other)) => apart(ends, other) < SAME_END,
                 (ends, other) => ends == other,
             }

@@ -86,7 +86,7 @@ impl Reporter {
 
 /// Present state of the job. Hosts' clocks differ, so its end is sent as the time left.
 pub(super) fn job(clock: &JobClock) -> wire::Job {
-    let (job, JobFacts { run, ends, leaves }) = (clock.job(), *clock.facts().borrow());
+    let (job, JobFacts { run, ends_at, leaves_at }) = (clock.job(), *clock.facts().borrow());
     let now = Instant::now();
     let left = |moment: Instant| u64::try_from(moment.saturating_duration_since(now).as_millis()).unwrap_or(u64::MAX);
     wire::Job {
@@ -94,8 +94,8 @@ pub(super) fn job(clock: &JobClock) -> wire::Job {
         id: job.id.clone(),
         array_index: job.array_index,
         run,
-        ends_in_ms: ends.map(left),
-        leaves_in_ms: leaves.map(left),
+        ends_in_ms: ends_at.map(left),
+        leaves_in_ms: leaves_at.map(left),
     }
 }
 

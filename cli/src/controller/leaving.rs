@@ -26,7 +26,7 @@ pub(super) async fn wait_to_drain(end: ControllerEnd, place: &RouterPlace, shutd
     match end {
         ControllerEnd::NothingLeft => place.give_up(),
         ControllerEnd::Left => {}
-        ControllerEnd::LeftItsJob { ends } => place.finish_within(serve_on(ends, shutdown).await),
+        ControllerEnd::LeftItsJob { ends_at } => place.finish_within(serve_on(ends_at, shutdown).await),
     }
 }
 

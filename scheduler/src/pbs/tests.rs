@@ -26,16 +26,16 @@ fn read_qstat(text: &str, id: &str) -> Result<JobReading, &'static str> {
 
 /// Parses `QSTAT` with another walltime.
 fn with_walltime(walltime: &str) -> Result<Option<SystemTime>, &'static str> {
-    read_qstat(&QSTAT.replace("01:30:00", walltime), "12.head").map(|reading| reading.ends)
+    read_qstat(&QSTAT.replace("01:30:00", walltime), "12.head").map(|reading| reading.ends_at)
 }
 
 #[test]
 fn a_pbs_job_ends_after_its_walltime_of_running() {
-    assert_eq!(read_qstat(QSTAT, "12.head"), Ok(JobReading { run: Some(2), ends: Some(at(STARTED + 5400)) }));
+    assert_eq!(read_qstat(QSTAT, "12.head"), Ok(JobReading { run: Some(2), ends_at: Some(at(STARTED + 5400)) }));
     // Days have one or two digits in a field of two.
     let early = QSTAT.replace("Mon Nov 23 12:00:02 2026", "Sun Nov  1 12:00:02 2026");
     let days = 22 * 86_400;
-    assert_eq!(read_job(&separated(&early), "12.head", at(STARTED + 118 - days)).unwrap().ends, Some(at(STARTED + 5400 - days)));
+    assert_eq!(read_job(&separated(&early), "12.head", at(STARTED + 118 - days)).unwrap().ends_at, Some(at(STARTED + 5400 - days)));
     let in_seconds = QSTAT.replace("Mon Nov 23 12:00:02 2026", &STARTED.to_string());
     assert_eq!(read_qstat(&in_seconds, "12.head"), read_qstat(QSTAT, "12.head"));
 }
@@ -54,11 +54,11 @@ fn suspended_time_postpones_the_end_of_a_pbs_job() {
         (86_400, "soon", 5400),
     ] {
         let text = QSTAT.replace("00:01:58", used);
-        let ends = read_job(&separated(&text), "12.head", at(STARTED + second)).map(|reading| reading.ends);
+        let ends = read_job(&separated(&text), "12.head", at(STARTED + second)).map(|reading| reading.ends_at);
         assert_eq!(ends, Ok(Some(at(STARTED + end))), "{used} of the walltime is used after {second} s");
     }
     let silent = QSTAT.replace("resources_used", "resources_lost");
-    assert_eq!(read_job(&separated(&silent), "12.head", at(STARTED + 86_400)).unwrap().ends, Some(at(STARTED + 5400)));
+    assert_eq!(read_job(&separated(&silent), "12.head", at(STARTED + 86_400)).unwrap().ends_at, Some(at(STARTED + 5400)));
 }
 
 #[test]
@@ -76,7 +76,7 @@ fn a_pbs_walltime_is_parsed_in_every_form() {
 fn a_pbs_job_without_a_walltime_has_no_end() {
     let endless = QSTAT.replace("|Resource_List.walltime=01:30:00", "");
     assert_ne!(endless, QSTAT);
-    assert_eq!(read_qstat(&endless, "12.head"), Ok(JobReading { run: Some(2), ends: None }));
+    assert_eq!(read_qstat(&endless, "12.head"), Ok(JobReading { run: Some(2), ends_at: None }));
 }
 
 #[test]

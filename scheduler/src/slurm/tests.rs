@@ -7,7 +7,7 @@ fn at(seconds: u64) -> SystemTime {
 
 #[test]
 fn a_slurm_job_ends_at_a_second_or_never() {
-    let read_end = |text| read_job(text).map(|reading| reading.ends);
+    let read_end = |text| read_job(text).map(|reading| reading.ends_at);
     assert_eq!(read_end("1795435202\n"), Ok(Some(at(1_795_435_202))));
     for endless in ["N/A", "NONE\n", "UNLIMITED", "INVALID", "Unknown\n"] {
         assert_eq!(read_end(endless), Ok(None), "{endless}");

@@ -10,7 +10,7 @@ fn now() -> (Instant, SystemTime) {
 }
 
 fn reading(ends: SystemTime) -> JobReading {
-    JobReading { run: Some(2), ends: Some(ends) }
+    JobReading { run: Some(2), ends_at: Some(ends) }
 }
 
 #[test]
@@ -18,15 +18,15 @@ fn an_agent_leaves_early_enough_before_its_jobs_end() {
     let now = now();
     let facts = JobFacts::of(reading(now.1 + Duration::from_secs(3600)), 1, now, TIME_TO_LEAVE);
     let at = |seconds| Some(now.0 + Duration::from_secs(seconds));
-    assert_eq!(facts, JobFacts { run: 2, ends: at(3600), leaves: at(3560) });
-    let endless = JobFacts::of(JobReading { run: None, ends: None }, 3, now, TIME_TO_LEAVE);
-    assert_eq!(endless, JobFacts { run: 3, ends: None, leaves: None });
+    assert_eq!(facts, JobFacts { run: 2, ends_at: at(3600), leaves_at: at(3560) });
+    let endless = JobFacts::of(JobReading { run: None, ends_at: None }, 3, now, TIME_TO_LEAVE);
+    assert_eq!(endless, JobFacts { run: 3, ends_at: None, leaves_at: None });
 }
 
 #[test]
 fn a_job_end_in_the_distant_past_is_ignored() {
     let now = now();
-    let ends = |overtime| JobFacts::of(reading(now.1 - overtime), 1, now, TIME_TO_LEAVE).ends;
+    let ends = |overtime| JobFacts::of(reading(now.1 - overtime), 1, now, TIME_TO_LEAVE).ends_at;
     assert_eq!(ends(Duration::from_secs(15)), Some(now.0 - Duration::from_secs(15)));
     assert_eq!(ends(MAX_OVERTIME), Some(now.0 - MAX_OVERTIME));
     assert_eq!(ends(MAX_OVERTIME + Duration::from_secs(1)), None);
@@ -40,7 +40,7 @@ fn only_a_changed_job_end_counts_as_news() {
     assert!(facts(hour).is_same_as(&facts(hour + Duration::from_millis(400))));
     assert!(facts(hour).is_same_as(&facts(hour - Duration::from_millis(400))));
     assert!(!facts(hour).is_same_as(&facts(hour / 2)) && !facts(hour / 2).is_same_as(&facts(hour)));
-    let endless = JobFacts { ends: None, leaves: None, ..facts(hour) };
+    let endless = JobFacts { ends_at: None, leaves_at: None, ..facts(hour) };
     assert!(!facts(hour).is_same_as(&endless) && endless.is_same_as(&endless));
     assert!(!facts(hour).is_same_as(&JobFacts { run: 3, ..facts(hour) }));
 }
@@ -55,7 +55,7 @@ fn an_agent_serves_for_three_quarters_of_a_short_job() {
 /// Clock of a job that was never read. Its scheduler's commands do not exist, so it never will be.
 fn clock() -> JobClock {
     let job = Job::detect(|name| (name == "PBS_JOBID").then(|| "12.head".to_owned())).unwrap();
-    let facts = JobFacts { run: 1, ends: None, leaves: None };
+    let facts = JobFacts { run: 1, ends_at: None, leaves_at: None };
     JobClock {
         job,
         grace: TIME_TO_LEAVE,
@@ -72,13 +72,13 @@ async fn a_failed_reading_keeps_the_last_known_job_end() {
     let clock = clock();
     clock.take(Ok(reading(SystemTime::now() + Duration::from_secs(3600))));
     let known = *clock.facts().borrow();
-    assert!(known.run == 2 && known.leaves.is_some());
+    assert!(known.run == 2 && known.leaves_at.is_some());
     let late = || Err(CommandError::Late { program: "/bin/qstat".into(), deadline: TIME_TO_LEAVE });
     clock.take(late());
     clock.take(late());
     assert_eq!(*clock.facts().borrow(), known);
-    clock.take(Ok(JobReading { run: Some(2), ends: None }));
-    assert_eq!(clock.facts().borrow().ends, None, "an operator has lifted the limit");
+    clock.take(Ok(JobReading { run: Some(2), ends_at: None }));
+    assert_eq!(clock.facts().borrow().ends_at, None, "an operator has lifted the limit");
 }
 
 #[tokio::test]
@@ -86,7 +86,7 @@ async fn the_first_reading_decides_how_early_the_agent_leaves() {
     let time_to_leave = |clock: &JobClock, left| {
         clock.take(Ok(reading(SystemTime::now() + Duration::from_secs(left))));
         let facts = *clock.facts().borrow();
-        (facts.ends.unwrap() - facts.leaves.unwrap()).as_secs_f32().round()
+        (facts.ends_at.unwrap() - facts.leaves_at.unwrap()).as_secs_f32().round()
     };
     // Each reading: (time left, how long before the job's end the agent leaves).
     for readings in [[(40, 10.0), (20, 10.0), (7200, 10.0)], [(7200, 40.0), (60, 40.0), (41, 40.0)]] {
@@ -103,9 +103,9 @@ async fn an_agent_keeps_the_first_run_number_that_it_read() {
     let run = || clock.facts().borrow().run;
     clock.take(Err(CommandError::Late { program: "/bin/qstat".into(), deadline: TIME_TO_LEAVE }));
     assert_eq!(run(), 1);
-    clock.take(Ok(JobReading { run: Some(2), ends: None }));
+    clock.take(Ok(JobReading { run: Some(2), ends_at: None }));
     assert_eq!(run(), 2);
-    clock.take(Ok(JobReading { run: Some(3), ends: Some(SystemTime::now() + Duration::from_secs(3600)) }));
+    clock.take(Ok(JobReading { run: Some(3), ends_at: Some(SystemTime::now() + Duration::from_secs(3600)) }));
     assert_eq!(run(), 2, "the next run has an agent of its own");
 }
 
@@ -113,8 +113,8 @@ async fn an_agent_keeps_the_first_run_number_that_it_read() {
 async fn the_clock_says_when_to_leave() {
     let clock = clock();
     let begun = Instant::now();
-    let leaves = Some(begun + Duration::from_secs(20));
-    clock.facts.send_replace(JobFacts { run: 1, ends: leaves.map(|leaves| leaves + TIME_TO_LEAVE), leaves });
+    let leaves_at = Some(begun + Duration::from_secs(20));
+    clock.facts.send_replace(JobFacts { run: 1, ends_at: leaves_at.map(|leaves_at| leaves_at + TIME_TO_LEAVE), leaves_at });
     clock.wait_to_leave(Duration::from_secs(60)).await;
     assert_eq!(begun.elapsed().as_secs(), 20);
 }
