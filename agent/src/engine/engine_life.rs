@@ -93,7 +93,7 @@ impl KeeperReader {
     /// Runs until the keeper is gone or the life is over.
     pub(super) async fn run(self, mut notices: KeeperNotices) {
         loop {
-            let told = match notices.next().await {
+            let event = match notices.next().await {
                 Ok(Some(KeeperFrame::Output(output))) => {
                     self.log.push_output(&output, &mut |line: &str| self.parse_line(line));
                     continue;
@@ -105,10 +105,10 @@ impl KeeperReader {
                     Some(KeeperEvent::Gone)
                 }
             };
-            let Some(told) = told else { continue };
+            let Some(event) = event else { continue };
             self.log.finish_line();
-            let last = matches!(told, KeeperEvent::Gone);
-            if self.keeper_events.send(told).await.is_err() || last {
+            let last = matches!(event, KeeperEvent::Gone);
+            if self.keeper_events.send(event).await.is_err() || last {
                 return;
             }
         }

@@ -286,9 +286,9 @@ impl StartupLogParser {
 }
 
 /// Replaces a fact, because the latest value counts.
-fn replace_if_some<T>(fact: &mut Option<T>, told: Option<T>) {
-    if told.is_some() {
-        *fact = told;
+fn replace_if_some<T>(fact: &mut Option<T>, update: Option<T>) {
+    if update.is_some() {
+        *fact = update;
     }
 }
 

@@ -139,8 +139,8 @@ pub(super) fn plan_layout(question: &LayoutRequest<'_>) -> Result<GpuLayout, Pla
 
 fn limit_replicas(layout: &mut GpuLayout, question: &LayoutRequest<'_>) -> Result<(), PlanError> {
     let possible: usize = layout.shares.iter().map(|share| share.replicas.len()).sum();
-    let asked = usize::try_from(question.replicas).unwrap_or(usize::MAX);
-    if possible == 0 || asked > possible {
+    let desired = usize::try_from(question.replicas).unwrap_or(usize::MAX);
+    if possible == 0 || desired > possible {
         return Err(PlanError::TooManyReplicas {
             requested: question.replicas.max(1),
             possible: u32::try_from(possible).unwrap_or(u32::MAX),
@@ -148,10 +148,10 @@ fn limit_replicas(layout: &mut GpuLayout, question: &LayoutRequest<'_>) -> Resul
             tp: layout.shares.first().map_or(question.tp.max(1), |share| share.tp),
         });
     }
-    if asked == 0 {
+    if desired == 0 {
         return Ok(());
     }
-    let mut left = asked;
+    let mut left = desired;
     for share in &mut layout.shares {
         let unused = share.replicas.split_off(left.min(share.replicas.len()));
         let because = || "no more replicas were asked for".to_owned();
