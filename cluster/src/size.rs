@@ -13,7 +13,7 @@ use crate::stages::Stages;
 /// replica reads prompts.
 const GROW_AFTER: Duration = Duration::from_secs(30);
 
-/// Computes the wanted size, and updates the memory behind it.
+/// Computes the desired size, and updates the memory behind it.
 pub(crate) fn resize(entry: &FleetEntry, stages: &Stages, demand: &Demand, memory: &mut Memory, now: SystemTime) -> usize {
     let size = match entry.size {
         FleetSize::Fixed(nodes) => nodes,

@@ -243,9 +243,9 @@ impl Controller {
         self.cleaned_up = Some(Instant::now());
         let jobs = self.records.values().filter_map(|record| record.status.as_ref()).flat_map(|status| &status.jobs);
         let gone = self.setup.folder.clean_up(jobs.map(|job| job.id.as_str()), identities_kept_for, SystemTime::now());
-        let names = TokenStore::in_folder(&self.setup.authority);
+        let tokens = TokenStore::in_folder(&self.setup.authority);
         let cleaned: Result<(), StepError> =
-            gone.map_err(StepError::from).and_then(|gone| Ok(gone.iter().try_for_each(|node| names.release_name(node))?));
+            gone.map_err(StepError::from).and_then(|gone| Ok(gone.iter().try_for_each(|node| tokens.release_name(node))?));
         if let Err(error) = cleaned {
             tracing::debug!(%error, "not all was removed that jobs have left");
         }
