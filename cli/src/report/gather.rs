@@ -77,7 +77,7 @@ async fn gather_router(router: &mut AdminClient, gathered: &mut Gathered) -> Str
     let gone_jobs: Vec<GoneJob> = listed.gone_jobs.into_iter().map(GoneJob::from).collect();
     gathered.take("ps.json", print_json(&json!({ "nodes": nodes, "gone_jobs": gone_jobs })));
     let decisions = router.explain(ExplainRequest { id: String::new(), most: DECISIONS }).await.map_err(status_error);
-    let decisions = decisions.map(|told| told.into_inner().decisions.iter().map(decision_json).collect::<Vec<Value>>());
+    let decisions = decisions.map(|response| response.into_inner().decisions.iter().map(decision_json).collect::<Vec<Value>>());
     gathered.take("decisions.json", decisions.and_then(|decisions| print_json(&json!({ "decisions": decisions }))));
     for replica in nodes.iter().flat_map(|node| &node.replicas).filter(|replica| has_failed(replica)) {
         let request = LogsRequest { replica: replica.id.clone(), lines: LOG_LINES };
@@ -119,8 +119,10 @@ fn describe_settings(settings: &Settings) -> String {
 
 async fn describe_plan(settings: &Settings) -> anyhow::Result<String> {
     let config: AgentConfig = settings.section("agent")?;
-    let told = preview(config, PreviewRequest::default()).await?;
-    Ok(join_lines(std::iter::once(told.plan.page()).chain(told.assumptions.into_iter().map(|sentence| format!("note       {sentence}")))))
+    let previewed = preview(config, PreviewRequest::default()).await?;
+    Ok(join_lines(
+        std::iter::once(previewed.plan.page()).chain(previewed.assumptions.into_iter().map(|sentence| format!("note       {sentence}"))),
+    ))
 }
 
 fn describe_versions(router: &str) -> String {
@@ -165,10 +167,10 @@ mod tests {
         let environment = [("HOSTLER_CLUSTER_SETUP", "export A=1"), ("HOSTLER_AGENT_MODEL", "/models/m")];
         let environment = environment.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
         let settings = Settings::load(&all(), &SettingSources { environment, ..SettingSources::default() }).unwrap();
-        let told = describe_settings(&settings);
+        let described = describe_settings(&settings);
         let expected = "agent.model = \"/models/m\"    # environment variable HOSTLER_AGENT_MODEL\n\
                         cluster.setup = [withheld]    # environment variable HOSTLER_CLUSTER_SETUP\n";
-        assert_eq!(told, expected);
+        assert_eq!(described, expected);
     }
 
     #[test]
