@@ -105,8 +105,8 @@ impl StartedAnswer {
         self.has_content_type(b"text/event-stream")
     }
 
-    fn has_content_type(&self, wanted: &[u8]) -> bool {
-        let has = |header: &Header| header.name.eq_ignore_ascii_case(b"content-type") && header.value.starts_with(wanted);
+    fn has_content_type(&self, expected: &[u8]) -> bool {
+        let has = |header: &Header| header.name.eq_ignore_ascii_case(b"content-type") && header.value.starts_with(expected);
         self.head.headers.iter().any(has)
     }
 }
