@@ -198,11 +198,11 @@ impl Client {
         if let Some(mut open) = self.open.take()
             && open.is_free()
         {
-            let asked = Instant::now();
+            let sent_at = Instant::now();
             match open.ask(head.clone(), call.body.clone(), &keep).await {
-                Err(_) if open.is_silent() && asked.elapsed() < CLOSE_DETECTION_TIME => {}
-                asked => {
-                    let (status, kept) = asked?;
+                Err(_) if open.is_silent() && sent_at.elapsed() < CLOSE_DETECTION_TIME => {}
+                result => {
+                    let (status, kept) = result?;
                     return Ok((status, kept, open));
                 }
             }

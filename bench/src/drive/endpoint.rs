@@ -61,12 +61,12 @@ fn key(variable: &str) -> Result<Option<HeaderValue>, Error> {
 /// Model to ask for.
 ///
 /// The target is asked in any case, so that a missing one is noticed before the load begins.
-async fn model(target: &Target, key: Option<HeaderValue>, wanted: Option<&str>) -> Result<String, Error> {
+async fn model(target: &Target, key: Option<HeaderValue>, requested: Option<&str>) -> Result<String, Error> {
     let page = Client::new(target.place.clone()).get(&format!("{}/models", target.path), key, MODELS_TIMEOUT).await;
     if let Err(error @ (ClientError::Connect(_) | ClientError::ConnectTimeout)) = page {
         return Err(Error::Unreachable { target: target.to_string(), reason: error.to_string() });
     }
-    if let Some(model) = wanted {
+    if let Some(model) = requested {
         return Ok(model.to_owned());
     }
     let unnamed = |reason: String| Error::NoModel { target: target.to_string(), reason };
