@@ -58,8 +58,8 @@ async fn a_message_equals_its_chat_whole_and_streamed() {
     let streamed = edge.post(MESSAGES, &edited(message(8), json!({"stream": true}))).await;
     assert_eq!((streamed.status, &streamed.ended), (StatusCode::OK, &Ok(())), "{}", streamed.text());
     let events = events(&streamed);
-    let told: String = events.iter().filter_map(|event| event["delta"]["text"].as_str()).collect();
-    assert_eq!(json!(told), *text);
+    let output: String = events.iter().filter_map(|event| event["delta"]["text"].as_str()).collect();
+    assert_eq!(json!(output), *text);
     assert!(events[0]["message"]["usage"]["input_tokens"].as_u64().unwrap() > 0, "{}", events[0]);
     let [.., delta, stop] = &events[..] else { panic!("{events:?}") };
     assert_eq!(
@@ -76,27 +76,27 @@ async fn a_message_equals_its_chat_whole_and_streamed() {
 async fn a_response_equals_its_chat_whole_and_streamed() {
     let fleet = Fleet::start(with_rust(2)).await;
     let edge = fleet.edge();
-    let asked = json!({"model": MODEL, "input": "Tell me about engines.", "max_output_tokens": 8});
+    let request_body = json!({"model": MODEL, "input": "Tell me about engines.", "max_output_tokens": 8});
     let chat = edge.post(CHAT, &message(8)).await.json();
     let text = &chat["choices"][0]["message"]["content"];
-    let whole = edge.post(RESPONSES, &asked).await;
+    let whole = edge.post(RESPONSES, &request_body).await;
     assert_eq!((whole.status, whole.header("content-type")), (StatusCode::OK, Some("application/json")), "{}", whole.text());
     let whole = whole.json();
     assert_eq!((&whole["object"], &whole["status"], &whole["store"]), (&json!("response"), &json!("incomplete"), &json!(false)));
     assert_eq!(whole["output"][0]["content"][0]["text"], *text);
     assert_eq!((&whole["usage"]["output_tokens"], &whole["usage"]["input_tokens"]), (&json!(8), &chat["usage"]["prompt_tokens"]));
 
-    let streamed = edge.post(RESPONSES, &edited(asked.clone(), json!({"stream": true}))).await;
+    let streamed = edge.post(RESPONSES, &edited(request_body.clone(), json!({"stream": true}))).await;
     assert_eq!((streamed.status, &streamed.ended), (StatusCode::OK, &Ok(())), "{}", streamed.text());
     let events = events(&streamed);
-    let told: String = events.iter().filter_map(|event| event["delta"].as_str()).collect();
-    assert_eq!(json!(told), *text);
+    let output: String = events.iter().filter_map(|event| event["delta"].as_str()).collect();
+    assert_eq!(json!(output), *text);
     let last = events.last().unwrap();
     assert_eq!((&last["type"], &last["response"]["output"][0]["content"][0]["text"]), (&json!("response.incomplete"), text));
 
     // An engine would have to keep these responses.
     for kept in [json!({"previous_response_id": "resp_1"}), json!({"background": true})] {
-        let refused = edge.post(RESPONSES, &edited(asked.clone(), kept)).await;
+        let refused = edge.post(RESPONSES, &edited(request_body.clone(), kept)).await;
         assert_eq!(refused.status, StatusCode::BAD_REQUEST);
         assert!(refused.json()["error"]["message"].as_str().unwrap().contains("--front-end python"), "{}", refused.text());
     }
@@ -111,20 +111,20 @@ async fn requested_log_probabilities_arrive_or_are_refused() {
     let of_chat = &chat["choices"][0]["logprobs"]["content"];
     assert_eq!((of_chat.as_array().unwrap().len(), of_chat[0]["top_logprobs"].as_array().unwrap().len()), (4, 2), "{chat}");
 
-    let asked = json!({"model": MODEL, "input": "Tell me about engines.", "max_output_tokens": 4, "top_logprobs": 2});
-    let asked = edited(asked, json!({"include": ["message.output_text.logprobs"]}));
-    let whole = edge.post(RESPONSES, &asked).await.json();
+    let request_body = json!({"model": MODEL, "input": "Tell me about engines.", "max_output_tokens": 4, "top_logprobs": 2});
+    let request_body = edited(request_body, json!({"include": ["message.output_text.logprobs"]}));
+    let whole = edge.post(RESPONSES, &request_body).await.json();
     assert_eq!(whole["output"][0]["content"][0]["logprobs"], *of_chat, "{whole}");
-    let events = events(&edge.post(RESPONSES, &edited(asked.clone(), json!({"stream": true}))).await);
+    let events = events(&edge.post(RESPONSES, &edited(request_body.clone(), json!({"stream": true}))).await);
     let deltas: Vec<&Value> = events.iter().filter(|event| event["type"] == "response.output_text.delta").collect();
-    let told: Vec<&Value> = deltas.iter().flat_map(|delta| delta["logprobs"].as_array().unwrap()).collect();
-    assert_eq!(told, of_chat.as_array().unwrap().iter().collect::<Vec<_>>());
+    let output: Vec<&Value> = deltas.iter().flat_map(|delta| delta["logprobs"].as_array().unwrap()).collect();
+    assert_eq!(output, of_chat.as_array().unwrap().iter().collect::<Vec<_>>());
     assert_eq!(events.last().unwrap()["response"]["output"][0]["content"][0]["logprobs"], *of_chat);
 
     for (path, body, words) in [
-        (RESPONSES, edited(asked.clone(), json!({"kv_transfer_params": {"do_remote_decode": true}})), "--front-end python"),
-        (RESPONSES, edited(asked.clone(), json!({"moderation": {"model": "m"}})), "leave it out"),
-        (RESPONSES, edited(asked, json!({"instructions": ["Be brief."]})), "instructions is a text"),
+        (RESPONSES, edited(request_body.clone(), json!({"kv_transfer_params": {"do_remote_decode": true}})), "--front-end python"),
+        (RESPONSES, edited(request_body.clone(), json!({"moderation": {"model": "m"}})), "leave it out"),
+        (RESPONSES, edited(request_body, json!({"instructions": ["Be brief."]})), "instructions is a text"),
         (MESSAGES, edited(message(4), json!({"logprobs": true})), "ask for a chat completion"),
         (MESSAGES, edited(message(4), json!({"mcp_servers": [{"name": "m"}]})), "mcp_servers"),
     ] {
@@ -168,18 +168,18 @@ async fn a_required_tool_is_called_and_its_result_is_read() {
     let fleet = Fleet::start(with_rust(1)).await;
     let edge = fleet.edge();
     let tools = json!([{"name": "look", "input_schema": {"type": "object", "properties": {"at": {"type": "string"}}}}]);
-    let asked = edited(message(64), json!({"tools": tools, "tool_choice": {"type": "any"}}));
-    let whole = edge.post(MESSAGES, &asked).await.json();
+    let request_body = edited(message(64), json!({"tools": tools, "tool_choice": {"type": "any"}}));
+    let whole = edge.post(MESSAGES, &request_body).await.json();
     let call = whole["content"].as_array().unwrap().last().unwrap().clone();
     assert_eq!((&whole["stop_reason"], &call["type"], &call["name"]), (&json!("tool_use"), &json!("tool_use"), &json!("look")), "{whole}");
     assert!(call["input"].is_object());
 
-    let events = events(&edge.post(MESSAGES, &edited(asked.clone(), json!({"stream": true}))).await);
+    let events = events(&edge.post(MESSAGES, &edited(request_body.clone(), json!({"stream": true}))).await);
     let arguments: String = events.iter().filter_map(|event| event["delta"]["partial_json"].as_str()).collect();
     assert!(serde_json::from_str::<Value>(&arguments).unwrap().is_object(), "{arguments}");
 
     let result = json!({"type": "tool_result", "tool_use_id": call["id"], "content": "rain"});
-    let turns = json!([asked["messages"][0], {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]);
+    let turns = json!([request_body["messages"][0], {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]);
     let after = edge.post(MESSAGES, &edited(message(4), json!({"messages": turns}))).await;
     assert_eq!(after.status, StatusCode::OK, "{}", after.text());
     let before = edge.post(MESSAGES, &message(4)).await;
