@@ -108,7 +108,7 @@ impl Lane {
         began
     }
 
-    /// Closes the lane: its stream has ended, so its answers are not wanted any more.
+    /// Closes the lane: its stream has ended, so nobody reads its answers any more.
     pub fn close(&self) {
         self.outbox.close();
         let running = std::mem::take(&mut *self.active.lock());

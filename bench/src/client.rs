@@ -192,7 +192,7 @@ impl Client {
     /// Sends a request.
     ///
     /// A target may close a kept connection at any time; then a new one is made. `keep` selects the
-    /// wanted headers of the answer.
+    /// selected headers of the answer.
     async fn send<H>(&mut self, call: &Call, keep: impl Fn(&[Header<'_>]) -> H) -> Result<(StatusCode, H, Open), ClientError> {
         let head = self.head(call);
         if let Some(mut open) = self.open.take()

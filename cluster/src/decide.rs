@@ -120,7 +120,7 @@ fn cancel_away(stages: &Stages, desired: usize) -> impl Iterator<Item = Action> 
 /// Ends jobs that serve beyond the desired size: replaced ones first, then those without an agent,
 /// then those that end first.
 ///
-/// As many as are wanted stay ready, so a job is not drained while its replacement is away for a
+/// As many as are desired stay ready, so a job is not drained while its replacement is away for a
 /// moment.
 fn retire(stages: &Stages, desired: usize, memory: &Memory) -> Vec<Action> {
     let is_replaced = |job: &ObservedJob| desired > 0 && memory.record(job).may_be_replaced();

@@ -478,7 +478,7 @@ impl JobRecord {
         self.ready.is_some() && self.absent_since.is_some_and(|absent| since(now, absent) >= AWAY_LIMIT)
     }
 
-    /// Whether the job's end is no failed start: the controller wanted it, or the job served for a
+    /// Whether the job's end is no failed start: the controller ended it, or the job served for a
     /// while or until its end.
     fn may_be_over(&self, now: SystemTime) -> bool {
         self.is_given_up

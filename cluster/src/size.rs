@@ -42,7 +42,7 @@ pub(crate) fn resize(entry: &FleetEntry, stages: &Stages, demand: &Demand, memor
 /// Size of the previous step, inferred from the jobs if unknown.
 ///
 /// In that case jobs that do not serve yet count as replacements of those that end soon. While jobs
-/// of an unknown controller may still be listed, each counts as wanted.
+/// of an unknown controller may still be listed, each counts as desired.
 fn recall_size(stages: &Stages, memory: &Memory) -> u32 {
     let due = stages.serving.iter().filter(|job| memory.record(job).is_due).count();
     let seen = count(stages.live() - stages.coming().min(due));

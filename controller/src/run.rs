@@ -61,7 +61,7 @@ struct EntryRecord {
 /// How a controller has ended. Jobs run on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ControllerEnd {
-    /// Nothing is wanted and no job is left.
+    /// No entry is desired and no job is left.
     NothingLeft,
     /// Another controller is to go on, or does.
     Left,
@@ -117,7 +117,7 @@ impl Controller {
     /// Steps until the shutdown drains, the fleet is empty, or another controller has its place or
     /// is to have it.
     ///
-    /// The fleet is empty when nothing is wanted and no job is left. Jobs run on after the return.
+    /// The fleet is empty when no entry is desired and no job is left. Jobs outlive the return.
     ///
     /// Reading and writing files may hang, so it needs a thread of its own.
     pub async fn run(mut self, shutdown: Shutdown) -> ControllerEnd {
@@ -453,7 +453,7 @@ fn retire(folder: &FleetFolder, endpoint: &Endpoint) {
     }
 }
 
-/// Stand-in for an entry that is no longer wanted but may have jobs left.
+/// Stand-in for an entry that is no longer desired but may have jobs left.
 fn removed_entry(name: String) -> FleetEntry {
     FleetEntry { name, model: String::new(), size: FleetSize::Fixed(0), walltime: Duration::ZERO, engine_args: Vec::new(), asked: 0 }
 }

@@ -341,7 +341,7 @@ impl TokenStore {
     }
 }
 
-/// Whether a node in job `found` is in the wanted job.
+/// Whether a node in job `found` is in the expected job.
 ///
 /// Schedulers name one part of an array job `1234[7].server`, and the whole `1234[].server`.
 fn job_matches(expected: &str, found: &str) -> bool {

@@ -61,7 +61,7 @@ pub(super) struct EngineLife {
     pub(super) log_parser: Arc<Mutex<StartupLogParser>>,
     /// Reports which processes the kernel kills for lack of memory.
     pub(super) oom_watch: OomWatch,
-    /// Time when the engine first said that it cannot go on.
+    /// Time when the engine first printed that it cannot go on.
     pub(super) gave_up_at: Arc<OnceLock<Instant>>,
     /// How and when the first of the computing processes ended, if that was seen.
     pub(super) core_exit: Arc<OnceLock<(ExitStatus, Instant)>>,

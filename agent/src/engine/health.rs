@@ -22,10 +22,10 @@ use crate::engine_client::{ApiClient, ApiReply, FetchError};
 use crate::process::activity::ProcessSnapshot;
 use crate::vllm::FrontEndInUse;
 
-/// How often a starting engine is asked. A refused connection costs microseconds.
+/// How often a starting engine is polled. A refused connection costs microseconds.
 const STARTING_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How often a ready engine is asked for its health.
+/// How often a ready engine's health is polled.
 const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Shortest time between two reasons why a healthy engine is not ready.
@@ -68,7 +68,7 @@ pub(crate) enum HealthEvent {
     Unhealthy(EndCause),
     /// The engine's front-end lacks these client routes. Sent before it is ready.
     MissingRoutes(Vec<&'static str>),
-    /// The engine's front-end lacks a required route, so another front-end is wanted, if there is
+    /// The engine's front-end lacks a required route, so another front-end is needed, if there is
     /// one.
     LacksRoute(String),
 }

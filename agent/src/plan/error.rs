@@ -63,7 +63,7 @@ pub struct ModelDoesNotFit {
     pub(super) tp: u32,
     pub(super) weight_bytes: u64,
     pub(super) format: String,
-    /// Context that was wanted.
+    /// Requested context.
     pub(super) context: u32,
     /// Longest context that would fit, as far as the cache goes.
     pub(super) max_context: u32,

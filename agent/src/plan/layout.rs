@@ -103,7 +103,7 @@ enum SizeFit {
 /// Distributes the replicas over the GPUs.
 ///
 /// # Errors
-/// When the model does not fit, or the user asked for the impossible.
+/// When the model does not fit, or the user requested the impossible.
 pub(super) fn plan_layout(question: &LayoutRequest<'_>) -> Result<GpuLayout, PlanError> {
     let mut whole = GpuLayout::default();
     let mut misfit: Option<ModelDoesNotFit> = None;
@@ -283,7 +283,7 @@ impl SizeSearch<'_> {
         Err(PlanError::DoesNotFit(Box::new(self.misfit(sizes.last().copied().unwrap_or(1)))))
     }
 
-    /// Layout that the user asked for, unless the weights do not fit.
+    /// Layout that the user requested, unless the weights do not fit.
     ///
     /// The rest is only an estimate, which the user may overrule.
     fn plan_requested(&self) -> Result<GpuGroupLayout, PlanError> {

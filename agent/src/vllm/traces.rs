@@ -22,7 +22,7 @@ pub(crate) const TRACES_ENVIRONMENT: [(&str, &str); 2] = [("OTEL_SERVICE_NAME", 
 /// Destination of engines' spans.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum EngineTraces {
-    /// Nobody has asked for spans.
+    /// Nobody has requested spans.
     #[default]
     Unasked,
     /// Spans go to the collector at this URL.

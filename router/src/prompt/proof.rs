@@ -40,7 +40,7 @@ pub(super) enum ProofFailure {
     /// The engine has other tokens even for plain texts and chats, or refuses them. The text names
     /// the sample.
     Mismatch(String),
-    /// The engine could not be asked; the text says why.
+    /// The engine could not be queried; the text says why.
     NoAnswer(String),
 }
 

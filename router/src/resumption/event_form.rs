@@ -18,7 +18,7 @@ pub(super) struct EventForm {
     pub(super) closing: &'static [u8],
     /// The name of the tokens, if it is absent without them.
     pub(super) field: &'static [u8],
-    /// The value in place of tokens that nobody asked for.
+    /// The value in place of tokens that were not requested.
     pub(super) absent: &'static [u8],
     /// How an event without its tokens ends.
     pub(super) end: &'static [u8],
@@ -120,7 +120,7 @@ impl EventForm {
     /// The form of the stream with this event. Only the Python front-end writes `null` fields.
     #[must_use]
     pub(super) fn of(api: StreamApi, event: &[u8]) -> &'static Self {
-        // Log probabilities are never asked for. Quotes within strings are escaped.
+        // Log probabilities are never requested. Quotes within strings are escaped.
         let writes_null = memmem::find(event, br#","logprobs":null"#).is_some();
         match (api, writes_null) {
             (StreamApi::Chat, true) => &PYTHON_CHAT,
@@ -130,7 +130,7 @@ impl EventForm {
         }
     }
 
-    /// Appends the events of this part of an answer, as an engine writes them if asked for tokens.
+    /// Appends the events of this part of an answer, as an engine that returns tokens writes them.
     /// `fingerprint` follows the part's end.
     pub(super) fn push_part(&self, head: &[u8], part: AnswerDelta<'_>, fingerprint: Option<&str>, output: &mut Vec<u8>) {
         let AnswerDelta { text, ids, finish } = part;

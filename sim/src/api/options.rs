@@ -24,7 +24,7 @@ pub(crate) struct Options {
     pub(crate) max_tokens: Option<usize>,
     pub(crate) seed: u64,
     pub(crate) ignore_eos: bool,
-    /// Alternatives to report for each token, when log probabilities are wanted.
+    /// Alternatives to report for each token, when log probabilities are requested.
     pub(crate) logprobs: Option<usize>,
     pub(crate) return_token_ids: bool,
     pub(crate) salt: Option<String>,

@@ -100,7 +100,7 @@ fn assert_whole(answer: &Answer) {
 
 #[tokio::test(start_paused = true)]
 async fn an_agent_whose_node_name_was_taken_is_refused() {
-    // The lease is long enough for both to send news until the end.
+    // The lease is long enough for both to send reports until the end.
     let fleet = Fleet::start(Setup::agents(1).router(|router| router.lease = Duration::from_secs(20))).await;
     let hello = Hello { protocol: PROTOCOL, agent_version: "9.8.7".into(), node: "still".into(), life: 6, job: None };
     let (late, mut messages) = attach(fleet.routers[0].agents, [Message::Hello(hello)]).await.unwrap();

@@ -59,7 +59,7 @@ impl Fixture {
         (blocks, figures.matches.load(Ordering::Relaxed), resyncs, figures.distrusted.load(Ordering::Relaxed))
     }
 
-    /// How often the cache was asked for since the last call.
+    /// How often the cache was requested since the last call.
     fn count_resyncs(&mut self) -> usize {
         let mut count = 0;
         while let Ok(answer) = self.messages.try_recv() {
