@@ -63,7 +63,7 @@ impl Options {
             stream: boolean("stream", fields.stream)?,
             include_usage,
             continuous_usage: include_usage && stream_options.continuous_usage_stats.unwrap_or(false),
-            choices: choices(fields)?,
+            choices: choices(fields, &api.args)?,
             max_tokens: max_tokens(fields, &api.args, token_limit)?,
             seed: integer("seed", fields.seed)?.map_or(0, i64::cast_unsigned),
             ignore_eos: boolean("ignore_eos", fields.ignore_eos)?,
@@ -118,8 +118,9 @@ fn check_temperature(fields: &Fields<'_>) -> Result<(), ApiError> {
     }
 }
 
-fn choices(fields: &Fields<'_>) -> Result<usize, ApiError> {
+fn choices(fields: &Fields<'_>, args: &EngineArgs) -> Result<usize, ApiError> {
     match at_least_one("n", integer("n", fields.n)?)?.unwrap_or(1) {
+        choices if choices > 1 && args.sim_rust_front_end => Err(ApiError::refused(Some("n"), "Only n=1 is supported.")),
         choices if choices > MOST_CHOICES => {
             let message = format!("n must be at most {MOST_CHOICES}, got {choices}.");
             Err(ApiError::bad_value("n", &choices.to_string(), &message))

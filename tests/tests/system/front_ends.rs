@@ -2,11 +2,13 @@
 //!
 //! If a chat can stand for a route, the router answers through one; otherwise it names the remedy.
 
+use std::collections::BTreeMap;
+
 use hostler_agent::FrontEnd;
 use http::{Request, StatusCode};
 use serde_json::{Value, json};
 
-use crate::harness::{Answer, CHAT, Fleet, MODEL, Setup, json_request};
+use crate::harness::{Answer, CHAT, Fleet, MODEL, Setup, chat, json_request, until};
 
 const MESSAGES: &str = "/v1/messages";
 const RESPONSES: &str = "/v1/responses";
@@ -253,4 +255,78 @@ async fn a_messages_limit_beyond_the_context_is_cut_to_what_is_left() {
         let answer = edge.post(MESSAGES, &body).await;
         assert_eq!(answer.status, 200, "{name}: {}", answer.text());
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_of_several_answers_get_the_same_from_either_front_end() {
+    const COMPLETIONS: &str = "/v1/completions";
+    let python = Fleet::start(Setup::agents(1)).await;
+    let rust = Fleet::start(with_rust(2)).await;
+    let seeded_chat = |more: Value| edited(chat(4), edited(json!({"seed": 7}), more));
+    let completion = |more: Value| edited(json!({"model": MODEL, "max_tokens": 4, "seed": 7}), more);
+    let usage = json!({"include_usage": true});
+    for (path, body) in [
+        (CHAT, seeded_chat(json!({"n": 3}))),
+        (CHAT, seeded_chat(json!({"n": 3, "stream": true, "stream_options": usage.clone()}))),
+        (COMPLETIONS, completion(json!({"prompt": ["one", "two"]}))),
+        (COMPLETIONS, completion(json!({"prompt": ["one"]}))),
+        (COMPLETIONS, completion(json!({"prompt": [[1, 2, 3], [4, 5]], "n": 2}))),
+        (COMPLETIONS, completion(json!({"prompt": ["one", "two"], "n": 2, "stream": true, "stream_options": usage}))),
+    ] {
+        let [expected, answer] = [&python, &rust].map(|fleet| fleet.edge());
+        let (expected, answer) = (expected.post(path, &body).await, answer.post(path, &body).await);
+        assert_eq!((expected.status, answer.status), (StatusCode::OK, StatusCode::OK), "{body}: {}", answer.text());
+        assert_eq!(choices_and_usage(&answer.text()), choices_and_usage(&expected.text()), "{body}");
+    }
+    let edge = rust.edge();
+    let many = edge.post(CHAT, &seeded_chat(json!({"n": 129}))).await;
+    assert!(many.status == 400 && many.text().contains("128 answers at most"), "{}", many.text());
+    let long = edge.post(COMPLETIONS, &completion(json!({"prompt": ["one", "two ".repeat(100_000)]}))).await;
+    assert!(long.status == 400 && long.text().contains("context"), "{}", long.text());
+    rust.until_replica("n0/0", "all ended", |replica| replica.in_flight == 0).await;
+}
+
+/// The text of each choice of an answer or a stream, its end, and the usage of all.
+fn choices_and_usage(answer: &str) -> (BTreeMap<u64, (String, Value)>, Value) {
+    let (mut choices, mut usage) = (BTreeMap::<u64, (String, Value)>::new(), Value::Null);
+    let data = answer.lines().map(|line| line.strip_prefix("data: ").unwrap_or(line)).filter(|line| line.starts_with('{'));
+    for part in data.map(|data| serde_json::from_str::<Value>(data).unwrap()) {
+        for choice in part["choices"].as_array().unwrap() {
+            let of_choice = choices.entry(choice["index"].as_u64().unwrap()).or_default();
+            for text in [&choice["text"], &choice["message"]["content"], &choice["delta"]["content"]] {
+                of_choice.0.push_str(text.as_str().unwrap_or_default());
+            }
+            if !choice["finish_reason"].is_null() {
+                of_choice.1 = choice["finish_reason"].clone();
+            }
+        }
+        if part["usage"].is_object() {
+            usage = ["prompt_tokens", "completion_tokens", "total_tokens"].iter().map(|name| part["usage"][*name].clone()).collect();
+        }
+    }
+    (choices, usage)
+}
+
+#[tokio::test(start_paused = true)]
+async fn several_answers_are_sent_anew_when_their_engine_dies_before_the_first() {
+    let fleet = Fleet::start(with_rust(2).engine("--sim-step-ms 50")).await;
+    let edge = fleet.edge();
+    let body = edited(chat(40), json!({"n": 4, "seed": 7}));
+    let expected = edge.post(CHAT, &body).await.text();
+    let (answer, ()) = tokio::join!(edge.post(CHAT, &body), async {
+        let mut busy = None;
+        until("the request at an engine", async || {
+            for id in ["n0/0", "n1/0"] {
+                if fleet.replica(id).await.in_flight == 4 {
+                    busy = Some(id);
+                    return Ok(());
+                }
+            }
+            Err("nothing is in flight".to_owned())
+        })
+        .await;
+        fleet.crash(busy.unwrap()).await;
+    });
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    assert_eq!(choices_and_usage(&answer.text()), choices_and_usage(&expected));
 }

@@ -174,6 +174,7 @@ fn request(path: &str, body: &str) -> Box<OutboundRequest> {
         },
     };
     Box::new(OutboundRequest {
+        fan_out: None,
         resume_plan,
         placement_request,
         id: 7,
