@@ -115,6 +115,8 @@ fn a_configured_log_directory_is_made() {
     let parent = temporary();
     let wanted = parent.path().join("a/b");
     assert_eq!(log_dir(&wanted).unwrap(), wanted);
+    let refused = log_dir(Path::new("/dev/null/logs")).unwrap_err().to_string();
+    assert!(refused.contains("name another with --log-dir"), "{refused}");
     assert!(wanted.is_dir());
 }
 
