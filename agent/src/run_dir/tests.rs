@@ -115,6 +115,8 @@ fn a_configured_log_directory_is_made() {
     let parent = temporary();
     let requested = parent.path().join("a/b");
     assert_eq!(log_dir(&requested).unwrap(), requested);
+    let refused = log_dir(Path::new("/dev/null/logs")).unwrap_err().to_string();
+    assert!(refused.contains("name another with --log-dir"), "{refused}");
     assert!(requested.is_dir());
 }
 

@@ -444,6 +444,22 @@ async fn chat_log_probabilities_name_each_token() {
 }
 
 #[tokio::test]
+async fn what_each_front_end_refuses_is_refused() {
+    let (python, rust) = (RunningEngine::start(&[]).await, RunningEngine::start(&["--sim-rust-front-end"]).await);
+    for (engine, more, words) in [
+        (&python, r#""seed":9223372036854775808"#, "9223372036854775807"),
+        (&python, r#""n":2,"temperature":0"#, "n must be 1 when using greedy sampling, got 2."),
+        (&rust, r#""n":2"#, "Only n=1 is supported."),
+    ] {
+        let answer = engine.post("/v1/completions", &format!(r#"{{"prompt":"hi",{more}}}"#)).await;
+        let refused = answer.json().to_string();
+        assert!(answer.status == 400 && refused.contains(words), "{more}: {refused}");
+    }
+    assert_eq!(rust.post("/v1/completions", r#"{"prompt":["hi"]}"#).await.status, 400);
+    assert_eq!(python.post("/v1/completions", r#"{"prompt":["hi"],"n":2,"seed":-9223372036854775808,"max_tokens":1}"#).await.status, 200);
+}
+
+#[tokio::test]
 async fn wrong_types_are_named_with_their_field() {
     let engine = RunningEngine::start(&[]).await;
     for (field, value) in [
