@@ -80,7 +80,7 @@ async fn an_agent_of_another_protocol_is_refused_naming_both_versions() {
     let fleet = Fleet::launch(Setup::agents(0)).await;
     let refused = attach(fleet.routers[0].agents, [hello(PROTOCOL + 1)]).await.unwrap_err();
     assert_eq!(refused.code(), Code::FailedPrecondition);
-    for part in ["agent 9.8.7 speaks protocol 2", "router 0.1.0 speaks protocol 1", "the same version"] {
+    for part in ["agent 9.8.7 speaks protocol 2", "router 0.2.0 speaks protocol 1", "the same version"] {
         assert!(refused.message().contains(part), "{}", refused.message());
     }
     let refused = attach(fleet.routers[0].agents, [report(0, true)]).await.unwrap_err();
