@@ -37,7 +37,13 @@ pub(super) async fn endpoints(args: &BenchArgs) -> Result<Vec<Arc<Endpoint>>, Er
     let mut endpoints = Vec::new();
     for (index, target) in args.common.target.iter().enumerate() {
         let model = model(target, key.clone(), args.common.model.as_deref()).await?;
-        let form = RequestOptions { api: args.common.api, model, stream: !args.common.no_stream, ignore_eos: args.common.ignore_eos };
+        let form = RequestOptions {
+            api: args.common.api,
+            model,
+            stream: !args.common.no_stream,
+            ignore_eos: args.common.ignore_eos,
+            response_formats: args.response_formats()?,
+        };
         endpoints.push(Arc::new(Endpoint {
             name: args.target_name(index),
             target: target.clone(),
