@@ -170,12 +170,12 @@ fn is_gone(error: &io::Error) -> bool {
 
 /// Waits until the engine can be reached, and logs why not.
 async fn await_engine(target: &AttachTarget) {
-    let mut said = String::new();
+    let mut logged = String::new();
     while let Err(error) = target.connect().await {
         let why = error.to_string();
-        if why != said {
+        if why != logged {
             tracing::info!(%target, reason = why, "the engine cannot be reached yet");
-            said = why;
+            logged = why;
         }
         sleep(RETRY_INTERVAL).await;
     }

@@ -106,7 +106,7 @@ impl CrashLog {
     /// Clears the requests of blame for the end of this life, if it ended a moment ago and another
     /// cause was found.
     ///
-    /// `true` if that is news.
+    /// `true` if that is new.
     pub fn excuse(&self, epoch: u64) -> bool {
         let now = Instant::now();
         let is_it =

@@ -108,7 +108,7 @@ impl Lane {
         began
     }
 
-    /// Closes the lane: its stream has ended, so its answers are not wanted any more.
+    /// Closes the lane: its stream has ended, so nobody reads its answers any more.
     pub fn close(&self) {
         self.outbox.close();
         let running = std::mem::take(&mut *self.active.lock());
@@ -162,9 +162,9 @@ impl RequestStream {
         }
     }
 
-    /// Polls for credit for up to `wanted` bytes, but no more than one frame carries.
-    pub fn poll_credit(&self, context: &Context<'_>, wanted: usize) -> Poll<usize> {
-        self.shared.credit.poll_take(context, wanted.min(MAX_BODY_BYTES))
+    /// Polls for credit for up to `requested` bytes, but no more than one frame carries.
+    pub fn poll_credit(&self, context: &Context<'_>, requested: usize) -> Poll<usize> {
+        self.shared.credit.poll_take(context, requested.min(MAX_BODY_BYTES))
     }
 
     /// Sends a frame of the answer for which credit was taken.

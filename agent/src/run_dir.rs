@@ -54,6 +54,8 @@ pub enum RunDirError {
     TooLong { path: PathBuf, excess: usize },
     #[error("cannot use the run directory {}: {source}; name another with --run-dir", path.display())]
     Unusable { path: PathBuf, source: io::Error },
+    #[error("cannot use the log directory {}: {source}; name another with --log-dir", path.display())]
+    UnusableLogs { path: PathBuf, source: io::Error },
     #[error("another agent has been starting in {} for {} s: end it, or name another directory with --run-dir", path.display(), LOCK_TIMEOUT.as_secs())]
     Busy { path: PathBuf },
 }
@@ -172,10 +174,12 @@ pub(crate) fn log_dir(configured: &Path) -> Result<PathBuf, RunDirError> {
             }
         }
     } else {
-        std::path::absolute(configured).map_err(|source| unusable_error(configured, source))?
+        std::path::absolute(configured).map_err(|source| RunDirError::UnusableLogs { path: configured.to_owned(), source })?
     };
-    DirBuilder::new().recursive(true).mode(0o700).create(&path).map_err(|source| unusable_error(&path, source))?;
-    Ok(path)
+    match DirBuilder::new().recursive(true).mode(0o700).create(&path) {
+        Ok(()) => Ok(path),
+        Err(source) => Err(RunDirError::UnusableLogs { path, source }),
+    }
 }
 
 /// Name of an engine's log.

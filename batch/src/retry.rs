@@ -91,8 +91,8 @@ mod tests {
         let seconds = |attempts, chance| pause(attempts, None, chance).as_secs_f64();
         assert_eq!([1, 2, 3, 7, 1_000_000].map(|attempts| seconds(attempts, 1.0)), [1.0, 2.0, 4.0, 60.0, 60.0]);
         assert_eq!(seconds(7, 0.0), 30.0);
-        let said = Some(Duration::from_secs(10));
-        assert_eq!([0.0, 1.0].map(|chance| pause(9, said, chance).as_secs()), [10, 15]);
+        let given = Some(Duration::from_secs(10));
+        assert_eq!([0.0, 1.0].map(|chance| pause(9, given, chance).as_secs()), [10, 15]);
         assert_eq!(pause(1, Some(Duration::ZERO), 0.0), FIRST_PAUSE);
     }
 

@@ -91,6 +91,9 @@ pub struct CommonArgs {
     /// Ask for all of an answer's tokens, whatever the model says; vLLM's own field
     #[arg(long, global = true)]
     pub ignore_eos: bool,
+    /// Answers are JSON of this schema; several schemas take turns by question
+    #[arg(long, global = true, value_name = "FILE")]
+    pub schema: Vec<PathBuf>,
     /// Ask for whole answers instead of streams
     #[arg(long, global = true)]
     pub no_stream: bool,
@@ -202,6 +205,21 @@ impl BenchArgs {
         Limits { ttft: self.common.slo_ttft, itl: self.common.slo_itl, e2e: self.common.slo_e2e }
     }
 
+    /// The fields of a request that ask for JSON, one text for each schema.
+    ///
+    /// # Errors
+    /// If a file cannot be read or is no JSON.
+    pub(crate) fn response_formats(&self) -> Result<Vec<String>, Error> {
+        let format = |path: &PathBuf| {
+            let refused = |reason: String| Error::Schema { path: path.clone(), reason };
+            let text = std::fs::read_to_string(path).map_err(|error| refused(error.to_string()))?;
+            let schema: serde_json::Value = serde_json::from_str(&text).map_err(|error| refused(error.to_string()))?;
+            let format = serde_json::json!({"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}});
+            Ok(format!(",\"response_format\":{format}"))
+        };
+        self.common.schema.iter().map(format).collect()
+    }
+
     /// Settings for the report: the flags that decide its figures, and the scenario's own.
     pub(crate) fn settings(&self) -> BTreeMap<String, String> {
         let CommonArgs { api, warm_up, rounds, seed, request_timeout, rate, requests, slo_ttft, slo_itl, slo_e2e, .. } = &self.common;
@@ -226,6 +244,7 @@ impl BenchArgs {
             ("requests", requests.map(|requests| requests.to_string())),
             ("output-spread", self.common.output_spread.map(|part| part.to_string())),
             ("ignore-eos", self.common.ignore_eos.then(|| "yes".to_owned())),
+            ("schemas", (!self.common.schema.is_empty()).then(|| self.common.schema.len().to_string())),
             ("slo-ttft", slo_ttft.map(time)),
             ("slo-itl", slo_itl.map(time)),
             ("slo-e2e", slo_e2e.map(time)),

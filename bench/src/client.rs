@@ -192,17 +192,17 @@ impl Client {
     /// Sends a request.
     ///
     /// A target may close a kept connection at any time; then a new one is made. `keep` selects the
-    /// wanted headers of the answer.
+    /// selected headers of the answer.
     async fn send<H>(&mut self, call: &Call, keep: impl Fn(&[Header<'_>]) -> H) -> Result<(StatusCode, H, Open), ClientError> {
         let head = self.head(call);
         if let Some(mut open) = self.open.take()
             && open.is_free()
         {
-            let asked = Instant::now();
+            let sent_at = Instant::now();
             match open.ask(head.clone(), call.body.clone(), &keep).await {
-                Err(_) if open.is_silent() && asked.elapsed() < CLOSE_DETECTION_TIME => {}
-                asked => {
-                    let (status, kept) = asked?;
+                Err(_) if open.is_silent() && sent_at.elapsed() < CLOSE_DETECTION_TIME => {}
+                result => {
+                    let (status, kept) = result?;
                     return Ok((status, kept, open));
                 }
             }

@@ -18,6 +18,8 @@ pub enum Error {
     Key { variable: String },
     #[error("{0}")]
     Flags(String),
+    #[error("cannot use the schema {}: {reason}", path.display())]
+    Schema { path: std::path::PathBuf, reason: String },
     #[error(transparent)]
     Trace(#[from] TraceError),
     #[error("cannot start a thread: {0}; the system's limit of threads may be reached")]

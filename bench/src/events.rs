@@ -106,7 +106,7 @@ pub(crate) struct EventScanner {
     ///
     /// It is parsed at the end, because some targets send one with every event.
     usage: Vec<u8>,
-    /// Text of the answer, if it is wanted.
+    /// Text of the answer, if it is kept.
     text: Option<String>,
     finished: bool,
     aborted: bool,

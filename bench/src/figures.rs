@@ -13,7 +13,7 @@ pub struct Figures {
     /// Totals of each kind of session, if there are several.
     pub kinds: BTreeMap<String, Totals>,
     pub series: Vec<Second>,
-    /// Values that the fleet or engine reported, if it was asked.
+    /// Values that the fleet or engine reported, if it was queried.
     pub fleet: Option<FleetFigures>,
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// One conversation.
 ///
-/// The next turn is asked when the previous one has been answered and its pause is over.
+/// The next turn is sent when the previous one has been answered and its pause is over.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Session {
     /// Kind within the workload (`short`, `long answer`); figures are also given per kind.

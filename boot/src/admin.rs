@@ -198,7 +198,7 @@ async fn serve_connection(
     }
 }
 
-/// Resolves when the client has asked nothing, or read nothing of an answer, for too long.
+/// Resolves when the client has sent no request, or read nothing of an answer, for too long.
 async fn wait_overdue(clock: &ConnectionClock) {
     while clock.find_overdue().is_none() {
         tokio::time::sleep(CROWDED_PATIENCE).await;

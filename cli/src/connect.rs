@@ -105,8 +105,8 @@ impl<'a> SshConnection<'a> {
     }
 
     async fn serve(&mut self, args: &ConnectArgs) -> anyhow::Result<()> {
-        let asked = timeout(LOGIN_TIMEOUT, self.read_access()).await;
-        let access = asked.with_context(|| format!("{} did not answer within {} s", args.destination, LOGIN_TIMEOUT.as_secs()))??;
+        let answer = timeout(LOGIN_TIMEOUT, self.read_access()).await;
+        let access = answer.with_context(|| format!("{} did not answer within {} s", args.destination, LOGIN_TIMEOUT.as_secs()))??;
         let port = find_port(args.port)?;
         let (local, mut forwarding) = self.forward(&access, port).await?;
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
@@ -194,9 +194,9 @@ fn ssh(folder: &Path) -> Command {
 
 /// Finds a port that is free under all addresses of `localhost`: ssh is content with one address,
 /// and a client with the key may use another.
-fn find_port(wanted: Option<u16>) -> anyhow::Result<u16> {
+fn find_port(requested: Option<u16>) -> anyhow::Result<u16> {
     let taken = |port: u16| format!("another program has port {port} of this machine: choose another one with --port");
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, wanted.unwrap_or(0))).with_context(|| taken(wanted.unwrap_or(0)))?;
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, requested.unwrap_or(0))).with_context(|| taken(requested.unwrap_or(0)))?;
     let port = listener.local_addr()?.port();
     match TcpListener::bind((Ipv6Addr::LOCALHOST, port)) {
         Err(error) if error.kind() == ErrorKind::AddrInUse => bail!(taken(port)),

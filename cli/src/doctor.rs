@@ -172,8 +172,8 @@ async fn ask_scheduler(cluster: &ClusterConfig) -> Result<Scheduler, String> {
         cluster.scheduler.parse().map_err(|error| format!("cluster.scheduler: {error}"))
     };
     let scheduler = named?;
-    let asked = scheduler.list(ASKED_NAME).await;
-    asked.map_err(|error| format!("{error}; run this where jobs are submitted, or ask the site's support"))?;
+    let listed = scheduler.list(ASKED_NAME).await;
+    listed.map_err(|error| format!("{error}; run this where jobs are submitted, or ask the site's support"))?;
     Ok(scheduler)
 }
 
@@ -182,14 +182,14 @@ async fn ask_scheduler(cluster: &ClusterConfig) -> Result<Scheduler, String> {
 type FileAnswers = (Result<PathBuf, String>, Result<FleetFolder, String>, Option<i64>);
 
 async fn ask_files(router: RouterConfig, cluster: ClusterConfig) -> FileAnswers {
-    let asked = tokio::task::spawn_blocking(move || {
+    let written = tokio::task::spawn_blocking(move || {
         let fleet = check_fleet(&router).map_err(|error| describe(&error));
         let folder = FleetFolder::open(&cluster).map_err(|error| error.to_string());
         let clock_ahead = folder.as_ref().ok().and_then(|folder| compare_clocks(folder.path()));
         (fleet, folder, clock_ahead)
     });
     let late = || format!("its files do not answer within {} s: tell the site's support", FILE_TIMEOUT.as_secs());
-    match timeout(FILE_TIMEOUT, asked).await {
+    match timeout(FILE_TIMEOUT, written).await {
         Ok(answers) => answers.expect("looking at files does not panic"),
         Err(_) => (Err(late()), Err(late()), None),
     }

@@ -107,11 +107,11 @@ mod tests {
 
     #[test]
     fn the_fate_of_a_drained_replicas_streams_is_described() {
-        let said =
+        let message =
             |moved: u64, running: u64| DrainProgress { moved: moved + 5, running }.since(DrainProgress { moved: 5, running: 9 }).describe();
-        assert_eq!(said(0, 0), None);
-        assert_eq!(said(512, 0).unwrap(), "512 streams were moved to other replicas");
-        assert_eq!(said(0, 1).unwrap(), "1 request still runs there; each may finish within agent.drain_timeout");
-        assert_eq!(said(1, 3).unwrap(), "1 stream was moved to other replicas; 3 requests still run there, within agent.drain_timeout");
+        assert_eq!(message(0, 0), None);
+        assert_eq!(message(512, 0).unwrap(), "512 streams were moved to other replicas");
+        assert_eq!(message(0, 1).unwrap(), "1 request still runs there; each may finish within agent.drain_timeout");
+        assert_eq!(message(1, 3).unwrap(), "1 stream was moved to other replicas; 3 requests still run there, within agent.drain_timeout");
     }
 }

@@ -96,16 +96,16 @@ pub(crate) async fn env(args: &EnvArgs, config: Option<&Path>) -> anyhow::Result
 }
 
 /// Reports how to reach the fleet whenever that changes, as long as somebody listens.
-async fn follow(mut said: ClientAccess, config: Option<&Path>) -> anyhow::Result<()> {
+async fn follow(mut printed: ClientAccess, config: Option<&Path>) -> anyhow::Result<()> {
     let listening = tokio::task::spawn_blocking(|| std::io::copy(&mut std::io::stdin(), &mut std::io::sink()));
     let following = async {
         loop {
             tokio::time::sleep(FOLLOW_INTERVAL).await;
             // Between two controllers there is no endpoint.
             let Ok(access) = read_access(config) else { continue };
-            if access != said {
+            if access != printed {
                 say(&serde_json::to_string(&access)?);
-                said = access;
+                printed = access;
             }
         }
     };

@@ -49,8 +49,8 @@ pub(crate) const LIMITED: &str = "all jobs that its size allows in a quarter of 
 /// When the folder cannot be read.
 pub(crate) fn describe_shortfalls(folder: &FleetFolder) -> Result<Vec<String>, FolderError> {
     let Some(status) = folder.status()? else { return Ok(Vec::new()) };
-    let wanted = folder.entries()?;
-    let size = |name: &str| wanted.iter().find(|entry| entry.name == name).map(|entry| entry.size);
+    let desired = folder.entries()?;
+    let size = |name: &str| desired.iter().find(|entry| entry.name == name).map(|entry| entry.size);
     Ok(status.entries.iter().filter_map(|entry| describe_shortfall(entry, size(&entry.name))).collect())
 }
 

@@ -134,8 +134,8 @@ pub(crate) fn keys(command: &Keys, config: Option<&Path>) -> anyhow::Result<()> 
         Keys::Revoke(args) => {
             let now = SystemTime::now();
             let (id, after) = (args.id.as_str(), args.after);
-            let said = change(&locate_key_file(&args.file, config)?.path, false, |entries| revoke(entries, id, now, after))?;
-            say(&said);
+            let message = change(&locate_key_file(&args.file, config)?.path, false, |entries| revoke(entries, id, now, after))?;
+            say(&message);
             Ok(())
         }
     }
@@ -223,12 +223,12 @@ fn revoke(entries: &mut [KeyEntry], id: &str, now: SystemTime, after: Duration) 
     let hint =
         if named.is_empty() { "`hostler keys list` shows them all".to_owned() } else { format!("keys of that name: {}", named.join(", ")) };
     let entry = entries.iter_mut().find(|entry| entry.id == id).ok_or_else(|| format!("no key has the id {id:?}; {hint}"))?;
-    let wanted = Timestamp::after(now, after);
-    if let Some(before) = entry.revoked.filter(|before| *before <= wanted) {
+    let revoked_at = Timestamp::after(now, after);
+    if let Some(before) = entry.revoked.filter(|before| *before <= revoked_at) {
         return Ok(format!("{id} was revoked before, from {} on", String::from(before)));
     }
-    entry.revoked = Some(wanted);
-    Ok(if after.is_zero() { format!("{id} is revoked") } else { format!("{id} is valid until {}", String::from(wanted)) })
+    entry.revoked = Some(revoked_at);
+    Ok(if after.is_zero() { format!("{id} is revoked") } else { format!("{id} is valid until {}", String::from(revoked_at)) })
 }
 
 /// Whether a key is valid and until when, in words.

@@ -46,13 +46,13 @@ fn hide_control(letter: char) -> char {
 /// An error and its causes on one line. A cause that the outer error repeats is left out, as
 /// libraries often include it in both.
 pub(crate) fn describe(error: &anyhow::Error) -> String {
-    let mut told: Vec<String> = Vec::new();
+    let mut causes: Vec<String> = Vec::new();
     for cause in error.chain().map(ToString::to_string) {
-        if !told.last().is_some_and(|outer| outer.contains(&cause)) {
-            told.push(cause);
+        if !causes.last().is_some_and(|outer| outer.contains(&cause)) {
+            causes.push(cause);
         }
     }
-    told.join(": ")
+    causes.join(": ")
 }
 
 /// A time for people, to the minute from ten minutes on.

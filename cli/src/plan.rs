@@ -42,10 +42,10 @@ pub(crate) async fn plan(settings: &Settings, args: &PlanArgs) -> anyhow::Result
     let leaving = hostler_agent::describe_leaving(&config);
     let preview = preview(config, PreviewRequest { described_gpus: described, version }).await?;
     if args.json {
-        let mut told = preview.plan.json();
-        told["supposes"] = preview.assumptions.into();
-        told["leaving"] = leaving.into();
-        say(&serde_json::to_string_pretty(&told)?);
+        let mut document = preview.plan.json();
+        document["supposes"] = preview.assumptions.into();
+        document["leaving"] = leaving.into();
+        say(&serde_json::to_string_pretty(&document)?);
         return Ok(());
     }
     say(&preview.plan.page());

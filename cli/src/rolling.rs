@@ -70,23 +70,23 @@ pub(crate) async fn restart(rolling: &Rolling<'_>) -> anyhow::Result<()> {
 /// Waits until the replica serves again, and reports what it does meanwhile.
 async fn wait_until_ready(fleet: &mut AdminClient, id: &str, epoch: u64, wait: Duration) -> anyhow::Result<()> {
     let deadline = Instant::now() + wait;
-    let mut told = String::new();
+    let mut printed = String::new();
     while Instant::now() < deadline {
         // A router that does not answer now may answer next time.
         if let Ok(listed) = list(fleet).await {
             match outcome(listed.find_replica(id), epoch) {
                 RestartOutcome::Ready => return Ok(()),
                 RestartOutcome::Failed(reason) => bail!("{reason}"),
-                RestartOutcome::Pending(words) if words != told => {
+                RestartOutcome::Pending(words) if words != printed => {
                     say(&format!("{id}: {words}"));
-                    told = words;
+                    printed = words;
                 }
                 RestartOutcome::Pending(_) => {}
             }
         }
         tokio::time::sleep(POLL_INTERVAL).await;
     }
-    bail!("it does not serve again within {} (--wait); last seen: {told}", humantime::format_duration(wait))
+    bail!("it does not serve again within {} (--wait); last seen: {printed}", humantime::format_duration(wait))
 }
 
 async fn list(fleet: &mut AdminClient) -> anyhow::Result<ListResponse> {

@@ -42,10 +42,10 @@ impl StartupProgress {
         } else {
             return None;
         };
-        let told = self.last_lines.get(&replica.id);
-        let is_known = told.is_some_and(|told| told.phase == replica.phase() && told.what == what);
+        let last = self.last_lines.get(&replica.id);
+        let is_known = last.is_some_and(|last| last.phase == replica.phase() && last.what == what);
         // A cause is shown once, progress repeatedly.
-        let is_due = told.is_some_and(|told| replica.is_coming() && told.lines != lines && now.duration_since(told.at) >= REPEAT_INTERVAL);
+        let is_due = last.is_some_and(|last| replica.is_coming() && last.lines != lines && now.duration_since(last.at) >= REPEAT_INTERVAL);
         if is_known && !is_due {
             return None;
         }

@@ -48,7 +48,7 @@ pub(crate) async fn up(settings: Settings, adjust_router: AdjustRouter) -> anyho
     let (edge, admin) = (format!("{}://{}", router.edge_scheme(), router.edge_address()), router.admin_address());
     let (key, wants_keys) = (router.operator_key().clone(), router.requires_keys());
     announce(&router);
-    // The router already answers while vLLM is asked for its version, which takes seconds.
+    // The router already answers while vLLM's version is queried, which takes seconds.
     let router_task = tokio::spawn(router.run(shutdown.clone()));
     let agent_shutdown = shutdown.sibling();
     let mut agent_task = tokio::spawn(prepare_and_run(agent_config, agent_shutdown.clone()));

@@ -4,7 +4,7 @@
 //!
 //! Replacements are not marked as such. An entry may have as many jobs as it wants nodes, plus one
 //! for each serving job that ends before a replacement could be ready. Jobs that serve beyond the
-//! wanted size drain, in the order in which they end. So the same jobs lead to the same actions,
+//! desired size drain, in the order in which they end. So the same jobs lead to the same actions,
 //! whoever submitted them, and a restarted controller continues where the last one stopped.
 
 use std::time::{Duration, SystemTime};
@@ -47,25 +47,25 @@ pub enum Action {
 #[must_use]
 pub fn decide(entry: &FleetEntry, observation: &Observation, memory: &Memory, now: SystemTime) -> (Vec<Action>, Memory) {
     let mut memory = memory.clone();
-    memory.note_asked(entry.asked);
+    memory.note_request(entry.asked);
     memory.observe(&observation.jobs, now);
     let stages = Stages::sort(observation, &memory, now);
     memory.mark_due(&stages.serving, &stages.waiting, now);
-    let wanted = resize(entry, &stages, &observation.demand, &mut memory, now);
+    let desired = resize(entry, &stages, &observation.demand, &mut memory, now);
     if memory.is_recovering() {
-        adopt_replacements(&stages, wanted, &mut memory);
+        adopt_replacements(&stages, desired, &mut memory);
     }
-    let may_come = count_places(&stages, wanted, |job| memory.record(job).may_be_replaced());
+    let may_come = count_places(&stages, desired, |job| memory.record(job).may_be_replaced());
     let mut actions = end_what_stays(&stages, &memory, now);
     actions.extend(cancel_beyond(&stages, may_come));
-    actions.extend(cancel_away(&stages, wanted));
-    actions.extend(retire(&stages, wanted, &memory));
+    actions.extend(cancel_away(&stages, desired));
+    actions.extend(retire(&stages, desired, &memory));
     for action in &actions {
         if let Action::Drain { job } | Action::Cancel { job } = action {
             memory.give_up(job, now);
         }
     }
-    let missing = count_places(&stages, wanted, |job| memory.record(job).is_due).saturating_sub(stages.coming());
+    let missing = count_places(&stages, desired, |job| memory.record(job).is_due).saturating_sub(stages.coming());
     let parts = memory.allow_submission(missing, (entry, stages.coming()), now);
     if parts > 0 {
         memory.note_submission(parts, observation.form, now);
@@ -76,18 +76,18 @@ pub fn decide(entry: &FleetEntry, observation: &Observation, memory: &Memory, no
 
 /// Number of jobs that may be on their way to serving.
 ///
-/// These are the wanted jobs that do not serve yet, plus one replacement for each replaced job
+/// These are the desired jobs that do not serve yet, plus one replacement for each replaced job
 /// among those that stay. The jobs that end last stay.
-fn count_places(stages: &Stages, wanted: usize, is_replaced: impl Fn(&ObservedJob) -> bool) -> usize {
-    let to_stay = stages.serving.iter().rev().take(wanted);
-    wanted.saturating_sub(stages.serving.len()) + to_stay.filter(|job| is_replaced(job)).count()
+fn count_places(stages: &Stages, desired: usize, is_replaced: impl Fn(&ObservedJob) -> bool) -> usize {
+    let to_stay = stages.serving.iter().rev().take(desired);
+    desired.saturating_sub(stages.serving.len()) + to_stay.filter(|job| is_replaced(job)).count()
 }
 
-/// Takes jobs beyond the wanted size as replacements of those that end first. Whoever submitted
+/// Takes jobs beyond the desired size as replacements of those that end first. Whoever submitted
 /// them knew better when those are due.
-fn adopt_replacements(stages: &Stages, wanted: usize, memory: &mut Memory) {
-    let may_come = count_places(stages, wanted, |job| memory.record(job).may_be_replaced());
-    let to_stay = stages.serving.iter().skip(stages.serving.len().saturating_sub(wanted));
+fn adopt_replacements(stages: &Stages, desired: usize, memory: &mut Memory) {
+    let may_come = count_places(stages, desired, |job| memory.record(job).may_be_replaced());
+    let to_stay = stages.serving.iter().skip(stages.serving.len().saturating_sub(desired));
     let replaced = to_stay.filter(|job| !memory.record(job).may_be_replaced()).take(stages.coming().saturating_sub(may_come));
     for job in replaced.collect::<Vec<_>>() {
         memory.mark(&job.id, |record| record.is_adopted = true);
@@ -111,27 +111,27 @@ fn cancel_beyond(stages: &Stages, may_come: usize) -> impl Iterator<Item = Actio
     stages.waiting.iter().chain(&stages.starting).take(beyond).map(|job| Action::Cancel { job: job.id.clone() })
 }
 
-/// Cancels absent jobs beyond the wanted size: more could never serve together.
-fn cancel_away(stages: &Stages, wanted: usize) -> impl Iterator<Item = Action> {
-    let beyond = stages.away.len().saturating_sub(wanted);
+/// Cancels absent jobs beyond the desired size: more could never serve together.
+fn cancel_away(stages: &Stages, desired: usize) -> impl Iterator<Item = Action> {
+    let beyond = stages.away.len().saturating_sub(desired);
     stages.away.iter().take(beyond).map(|job| Action::Cancel { job: job.id.clone() })
 }
 
-/// Ends jobs that serve beyond the wanted size: replaced ones first, then those without an agent,
+/// Ends jobs that serve beyond the desired size: replaced ones first, then those without an agent,
 /// then those that end first.
 ///
-/// As many as are wanted stay ready, so a job is not drained while its replacement is away for a
+/// As many as are desired stay ready, so a job is not drained while its replacement is away for a
 /// moment.
-fn retire(stages: &Stages, wanted: usize, memory: &Memory) -> Vec<Action> {
-    let is_replaced = |job: &ObservedJob| wanted > 0 && memory.record(job).may_be_replaced();
+fn retire(stages: &Stages, desired: usize, memory: &Memory) -> Vec<Action> {
+    let is_replaced = |job: &ObservedJob| desired > 0 && memory.record(job).may_be_replaced();
     let mut dispensable = stages.serving.clone();
     dispensable.sort_by_key(|job| (!is_replaced(job), job.is_ready()));
-    let surplus = stages.serving.len().saturating_sub(wanted);
+    let surplus = stages.serving.len().saturating_sub(desired);
     let mut ready = stages.serving.iter().filter(|job| job.is_ready()).count();
     let mut actions = Vec::new();
     for job in dispensable.into_iter().take(surplus) {
         let id = job.id.clone();
-        if job.is_ready() && ready > wanted {
+        if job.is_ready() && ready > desired {
             ready -= 1;
             actions.push(Action::Drain { job: id });
         } else if !job.is_ready() && !is_replaced(job) {

@@ -36,7 +36,7 @@ pub struct FleetEntry {
     pub asked: u64,
 }
 
-/// Number of wanted nodes.
+/// Number of desired nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FleetSize {
     Fixed(u32),

@@ -119,7 +119,7 @@ pub(crate) struct JobRecord {
     /// Whether the job ends before a replacement could be ready. The flag stays set, or a shorter
     /// estimate would cancel a replacement that has waited.
     pub(crate) is_due: bool,
-    /// Whether a job found beyond the wanted size was taken as this one's replacement. That job is
+    /// Whether a job found beyond the desired size was taken as this one's replacement. That job is
     /// kept, and no other is submitted.
     pub(crate) is_adopted: bool,
     /// Whether the job's end no longer counts as a failure: the controller wants it, or has given
@@ -214,9 +214,9 @@ impl Memory {
         self.submission.is_none() && !self.is_recovering() && self.failures.pause(now).is_none() && self.pressure_since.is_none()
     }
 
-    /// Number of nodes wanted in the last step.
+    /// Desired number of nodes in the last step.
     #[must_use]
-    pub fn wanted(&self) -> u32 {
+    pub fn desired_nodes(&self) -> u32 {
         self.size.unwrap_or_default()
     }
 
@@ -361,7 +361,7 @@ impl Memory {
     }
 
     /// Forgets failures if somebody has asked for the entry since: they may have fixed the cause.
-    pub(crate) fn note_asked(&mut self, asked: u64) {
+    pub(crate) fn note_request(&mut self, asked: u64) {
         if std::mem::replace(&mut self.asked, asked) != asked {
             self.failures = Failures::default();
         }
@@ -478,7 +478,7 @@ impl JobRecord {
         self.ready.is_some() && self.absent_since.is_some_and(|absent| since(now, absent) >= AWAY_LIMIT)
     }
 
-    /// Whether the job's end is no failed start: the controller wanted it, or the job served for a
+    /// Whether the job's end is no failed start: the controller ended it, or the job served for a
     /// while or until its end.
     fn may_be_over(&self, now: SystemTime) -> bool {
         self.is_given_up

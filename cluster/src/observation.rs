@@ -72,7 +72,7 @@ pub struct Demand {
 }
 
 impl Demand {
-    /// Whether somebody has wanted the model within this time.
+    /// Whether somebody has requested the model within this time.
     pub(crate) fn is_within(&self, time: Duration) -> bool {
         self.waiting > 0 || self.in_flight > 0 || self.last_request.is_some_and(|ago| ago < time)
     }

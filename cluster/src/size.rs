@@ -13,7 +13,7 @@ use crate::stages::Stages;
 /// replica reads prompts.
 const GROW_AFTER: Duration = Duration::from_secs(30);
 
-/// Computes the wanted size, and updates the memory behind it.
+/// Computes the desired size, and updates the memory behind it.
 pub(crate) fn resize(entry: &FleetEntry, stages: &Stages, demand: &Demand, memory: &mut Memory, now: SystemTime) -> usize {
     let size = match entry.size {
         FleetSize::Fixed(nodes) => nodes,
@@ -42,7 +42,7 @@ pub(crate) fn resize(entry: &FleetEntry, stages: &Stages, demand: &Demand, memor
 /// Size of the previous step, inferred from the jobs if unknown.
 ///
 /// In that case jobs that do not serve yet count as replacements of those that end soon. While jobs
-/// of an unknown controller may still be listed, each counts as wanted.
+/// of an unknown controller may still be listed, each counts as desired.
 fn recall_size(stages: &Stages, memory: &Memory) -> u32 {
     let due = stages.serving.iter().filter(|job| memory.record(job).is_due).count();
     let seen = count(stages.live() - stages.coming().min(due));

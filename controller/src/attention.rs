@@ -1,8 +1,8 @@
 //! Decides when to query the scheduler: at each step while something changes, and rarely while
 //! everything is settled.
 //!
-//! Inputs that need no scheduler are checked in each step: the wanted entries, the router's view of
-//! the nodes, and whether another controller waits for this one's place.
+//! Inputs that need no scheduler are checked in each step: the desired entries, the router's view
+//! of the nodes, and whether another controller waits for this one's place.
 
 use std::time::{Duration, Instant, SystemTime};
 

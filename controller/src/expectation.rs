@@ -57,8 +57,8 @@ fn await_job(view: &EntryView<'_>, job: &ScheduledJob, now: SystemTime) -> Optio
             match node_state(node) {
                 NodeState::Ready => Some(Duration::ZERO),
                 NodeState::NotAttached | NodeState::Loading => {
-                    let told = node.and_then(progress).and_then(|(_, left)| left);
-                    told.or_else(|| cold_start?.checked_sub(view.ran(job, now)?))
+                    let reported = node.and_then(progress).and_then(|(_, left)| left);
+                    reported.or_else(|| cold_start?.checked_sub(view.ran(job, now)?))
                 }
                 NodeState::Draining | NodeState::Failed => None,
             }
@@ -88,14 +88,14 @@ fn explain(view: &EntryView<'_>, now: SystemTime) -> String {
         describe(in_state(JobState::Held).count(), ["is held", "are held"], comment(JobState::Held)),
         describe(in_state(JobState::Suspended).count(), ["is suspended", "are suspended"], comment(JobState::Suspended)),
     ];
-    let told: Vec<String> = parts.into_iter().flatten().collect();
-    if !told.is_empty() {
-        told.join("; ")
+    let sentences: Vec<String> = parts.into_iter().flatten().collect();
+    if !sentences.is_empty() {
+        sentences.join("; ")
     } else if !view.refusal.is_empty() {
         format!("the scheduler refused a job: {}", view.refusal)
     } else if let Some(pause) = view.memory.pause(now) {
         format!("its last job failed; the next one is submitted in {} s", pause.as_secs() + 1)
-    } else if view.memory.wanted() == 0 {
+    } else if view.memory.desired_nodes() == 0 {
         "it has no job; one is submitted for this request".to_owned()
     } else {
         "a job is being submitted for it".to_owned()

@@ -1,7 +1,7 @@
 //! Folder of a fleet's state, on a file system that login and compute nodes share.
 //!
-//! Whoever changes what is wanted writes `fleet.toml`; the controller owns everything else. Files
-//! are replaced whole, so readers without a lock see one state or the other.
+//! Whoever changes the desired entries writes `fleet.toml`; the controller owns everything else.
+//! Files are replaced whole, so readers without a lock see one state or the other.
 
 mod endpoint;
 mod heartbeat;
@@ -55,7 +55,7 @@ pub enum FolderError {
     OtherScheduler { path: PathBuf, known: SchedulerIdentity, found: SchedulerIdentity },
 }
 
-/// Written form of what is wanted.
+/// Written form of the desired entries.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct FleetFile {
@@ -227,7 +227,7 @@ impl FleetFolder {
         toml::from_str(&text).map_err(|error| FolderError::Unreadable { path, message: error.to_string() })
     }
 
-    /// Changes the wanted entries, excluding other commands meanwhile.
+    /// Changes the desired entries, excluding other commands meanwhile.
     ///
     /// # Errors
     /// When the file cannot be read or written, or another command has it for too long.
@@ -235,7 +235,7 @@ impl FleetFolder {
         self.change_file(|file| change(&mut file.entries))
     }
 
-    /// Changes the wanted entries, and how jobs are submitted from now on. Also returns whether
+    /// Changes the desired entries, and how jobs are submitted from now on. Also returns whether
     /// jobs were submitted differently before.
     ///
     /// # Errors

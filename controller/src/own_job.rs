@@ -53,7 +53,7 @@ impl OwnJob {
         self.describe(now, None).is_over()
     }
 
-    /// Whether nothing has to be asked of the scheduler now.
+    /// Whether the scheduler need not be queried now.
     pub(crate) fn is_settled(&self, now: SystemTime) -> bool {
         self.settled == Some(self.describe(now, None).is_ending())
     }

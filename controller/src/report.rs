@@ -11,13 +11,13 @@ use crate::status::{EntryStatus, JobStatus};
 pub(crate) fn report(view: &EntryView<'_>, now: SystemTime) -> EntryStatus {
     let is_ready = |job: &&ScheduledJob| job.state == JobState::Running && node_state(find_node(view.nodes, &job.id)) == NodeState::Ready;
     let is_counted = |job: &&ScheduledJob| job.state != JobState::Ending;
-    let lacks_jobs = view.jobs.iter().filter(is_counted).count() < view.memory.wanted() as usize;
+    let lacks_jobs = view.jobs.iter().filter(is_counted).count() < view.memory.desired_nodes() as usize;
     let delay = view.memory.submission_delay(view.entry, now);
     EntryStatus {
         name: view.entry.name.clone(),
         model: view.entry.model.clone(),
         asked: view.entry.asked,
-        wanted: view.memory.wanted(),
+        wanted: view.memory.desired_nodes(),
         ready: u32::try_from(view.jobs.iter().filter(is_ready).count()).unwrap_or(u32::MAX),
         jobs: view.jobs.iter().map(|job| report_job(view, job, now)).collect(),
         failures: view.memory.failures(),

@@ -61,7 +61,7 @@ struct EntryRecord {
 /// How a controller has ended. Jobs run on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ControllerEnd {
-    /// Nothing is wanted and no job is left.
+    /// No entry is desired and no job is left.
     NothingLeft,
     /// Another controller is to go on, or does.
     Left,
@@ -117,7 +117,7 @@ impl Controller {
     /// Steps until the shutdown drains, the fleet is empty, or another controller has its place or
     /// is to have it.
     ///
-    /// The fleet is empty when nothing is wanted and no job is left. Jobs run on after the return.
+    /// The fleet is empty when no entry is desired and no job is left. Jobs outlive the return.
     ///
     /// Reading and writing files may hang, so it needs a thread of its own.
     pub async fn run(mut self, shutdown: Shutdown) -> ControllerEnd {
@@ -243,9 +243,9 @@ impl Controller {
         self.cleaned_up = Some(Instant::now());
         let jobs = self.records.values().filter_map(|record| record.status.as_ref()).flat_map(|status| &status.jobs);
         let gone = self.setup.folder.clean_up(jobs.map(|job| job.id.as_str()), identities_kept_for, SystemTime::now());
-        let names = TokenStore::in_folder(&self.setup.authority);
+        let tokens = TokenStore::in_folder(&self.setup.authority);
         let cleaned: Result<(), StepError> =
-            gone.map_err(StepError::from).and_then(|gone| Ok(gone.iter().try_for_each(|node| names.release_name(node))?));
+            gone.map_err(StepError::from).and_then(|gone| Ok(gone.iter().try_for_each(|node| tokens.release_name(node))?));
         if let Err(error) = cleaned {
             tracing::debug!(%error, "not all was removed that jobs have left");
         }
@@ -453,7 +453,7 @@ fn retire(folder: &FleetFolder, endpoint: &Endpoint) {
     }
 }
 
-/// Stand-in for an entry that is no longer wanted but may have jobs left.
+/// Stand-in for an entry that is no longer desired but may have jobs left.
 fn removed_entry(name: String) -> FleetEntry {
     FleetEntry { name, model: String::new(), size: FleetSize::Fixed(0), walltime: Duration::ZERO, engine_args: Vec::new(), asked: 0 }
 }

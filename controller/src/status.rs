@@ -24,7 +24,7 @@ pub struct EntryStatus {
     /// The entry's `asked` as of this step.
     #[serde(default)]
     pub asked: u64,
-    /// Number of nodes wanted now.
+    /// Desired number of nodes now.
     pub wanted: u32,
     /// Number of nodes that serve.
     pub ready: u32,

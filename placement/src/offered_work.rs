@@ -1,4 +1,4 @@
-//! Work that the fleet was recently asked for, as a share of its capacity.
+//! Work that the fleet was recently offered, as a share of its capacity.
 //!
 //! The router reports each request that it places; the cost reads the result as the utilisation.
 

@@ -38,7 +38,7 @@ pub struct EncodedPrompt {
     ///
     /// For a batch, these are the tokens of the first prompt.
     pub tokens: Vec<u32>,
-    /// Estimated tokens in the text that was not read because nobody asked for it.
+    /// Estimated tokens in the text that was not read because nobody needed it.
     pub unread_tokens: u32,
     /// Whether the tokens are complete; false if they stop before the first image, sound or video.
     ///
@@ -116,7 +116,7 @@ impl Encoder {
         self.tokens.stats()
     }
 
-    /// Tokens of a text as far as they are wanted, and an estimate of the rest from the rate per
+    /// Tokens of a text as far as they are needed, and an estimate of the rest from the rate per
     /// byte so far.
     fn text(&self, text: &str, special_tokens: bool, goes_on: &mut ContinueReading<'_>) -> Result<(Vec<u32>, usize), EncodeError> {
         if text.len() > MAX_TEXT_BYTES {

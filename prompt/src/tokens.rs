@@ -132,7 +132,7 @@ impl SegmentTokenizer {
         Ok(tokens)
     }
 
-    /// Tokens of a text, or of the wanted part of its beginning.
+    /// Tokens of a text, or of the needed part of its beginning.
     ///
     /// With `special_tokens`, the tokenizer's surrounding tokens are included.
     pub(crate) fn read_text(&self, text: &str, special_tokens: bool, goes_on: &mut ContinueReading<'_>) -> Result<ReadText, EncodeError> {

@@ -19,6 +19,7 @@ mod edge;
 mod ending;
 mod engine_life;
 mod exposures;
+mod fan_out;
 mod fleet;
 mod fleet_figures;
 #[cfg(test)]

@@ -48,7 +48,7 @@ pub(crate) enum NotResumed {
     Choices,
     /// Penalties count the tokens before the seam.
     Penalty,
-    /// Log probabilities are not told again.
+    /// Log probabilities are not sent again.
     Logprobs,
     /// The answer may be a call of a tool.
     Tools,

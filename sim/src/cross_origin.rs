@@ -21,7 +21,7 @@ impl AllowedOrigins {
     /// Allowed origin named in the answer to a request with these headers, if its page may read it.
     pub(crate) fn named(&self, headers: &HeaderMap) -> Option<HeaderValue> {
         let origin = headers.get(header::ORIGIN)?;
-        let lists = |wanted: &[u8]| self.0.iter().any(|listed| listed.as_bytes() == wanted);
+        let lists = |requested: &[u8]| self.0.iter().any(|listed| listed.as_bytes() == requested);
         if lists(b"*") { Some(HeaderValue::from_static("*")) } else { lists(origin.as_bytes()).then(|| origin.clone()) }
     }
 }

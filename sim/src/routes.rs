@@ -90,16 +90,16 @@ pub(crate) async fn answer(api: &Api, request: Request<Incoming>) -> Result<Repl
 
 /// Answer to a page's preflight request, which reaches no route.
 fn preflight(method: &Method, headers: &HeaderMap, is_allowed: bool) -> Option<Reply> {
-    let asked = headers.get(header::ACCESS_CONTROL_REQUEST_METHOD).filter(|_| *method == Method::OPTIONS)?;
+    let method_requested = headers.get(header::ACCESS_CONTROL_REQUEST_METHOD).filter(|_| *method == Method::OPTIONS)?;
     let mut reply = match is_allowed {
         true => whole(StatusCode::OK, "text/plain; charset=utf-8", "OK"),
         false => whole(StatusCode::BAD_REQUEST, "text/plain; charset=utf-8", "Disallowed CORS origin"),
     };
-    let told = reply.headers_mut();
-    told.insert(header::ACCESS_CONTROL_ALLOW_METHODS, asked.clone());
-    told.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
+    let answer_headers = reply.headers_mut();
+    answer_headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, method_requested.clone());
+    answer_headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
     if let Some(names) = headers.get(header::ACCESS_CONTROL_REQUEST_HEADERS) {
-        told.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, names.clone());
+        answer_headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, names.clone());
     }
     Some(reply)
 }

@@ -84,8 +84,8 @@ fn judge(outcomes: &[Outcome], overloaded: &[bool]) -> Vec<GateResult> {
     let mut gate = |workload: &str, own: f64, most: f64, other: &Outcome, factor: f64| {
         let passed = own <= most;
         let (own, theirs) = (seconds(own), seconds(other.measures.ttft_mean));
-        let wanted = if factor > 1.0 { format!("at most {factor:.2} of") } else { format!("at most 1/{:.0} of", 1.0 / factor) };
-        results.push(GateResult { passed, text: format!("{workload}: mean TTFT {own} s, {wanted} {} with {theirs} s", other.policy) });
+        let bound = if factor > 1.0 { format!("at most {factor:.2} of") } else { format!("at most 1/{:.0} of", 1.0 / factor) };
+        results.push(GateResult { passed, text: format!("{workload}: mean TTFT {own} s, {bound} {} with {theirs} s", other.policy) });
     };
     for (panel, overloaded) in by_workload(outcomes).into_iter().zip(overloaded) {
         let own_names = [PolicyName::Hostler.name(), PolicyName::HostlerNoQueue.name()];

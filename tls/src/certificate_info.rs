@@ -54,7 +54,7 @@ impl CertificateInfo {
     pub fn parse(certificate: &[u8]) -> Option<Self> {
         let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
         let names = certificate.subject_alternative_name().ok().flatten()?;
-        let said = |what: &str| {
+        let value_of = |what: &str| {
             names.value.general_names.iter().find_map(|name| match name {
                 GeneralName::URI(uri) => uri.strip_prefix(SCHEME)?.split_once('/')?.1.strip_prefix(what).map(str::to_owned),
                 _ => None,
@@ -63,8 +63,8 @@ impl CertificateInfo {
         let seconds = |time: i64| u64::try_from(time).unwrap_or(0);
         let validity = certificate.validity();
         Some(Self {
-            node: said("node/")?,
-            token: said("token/")?,
+            node: value_of("node/")?,
+            token: value_of("token/")?,
             key: Fingerprint::of_key(certificate.public_key().raw),
             issued_at: seconds(validity.not_before.timestamp()) + BACKDATE_SECONDS,
             expires_at: seconds(validity.not_after.timestamp()),

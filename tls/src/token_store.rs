@@ -67,12 +67,12 @@ pub enum TokenError {
         "token {id} has been used already, by {by}: make one for each node with `hostler token create`, or one for several with --uses"
     )]
     Used { id: String, by: String },
-    #[error("token {id} is for nodes of job {wanted}, and this agent is {}: make one for its job with `hostler token create --job`", in_job(.found))]
-    OtherJob { id: String, wanted: String, found: String },
+    #[error("token {id} is for nodes of job {expected}, and this agent is {}: make one for its job with `hostler token create --job`", in_job(.found))]
+    OtherJob { id: String, expected: String, found: String },
     #[error(
-        "token {id} is for node {wanted}, and this agent calls itself `{found}`: let it join by that name (--node), or with another token"
+        "token {id} is for node {expected}, and this agent calls itself `{found}`: let it join by that name (--node), or with another token"
     )]
-    OtherNode { id: String, wanted: String, found: String },
+    OtherNode { id: String, expected: String, found: String },
     #[error(
         "node `{0}` has joined before with another key, so this agent may not take its name: start it with the node's folder of agent.identity_dir, or \
          choose another name (--node); where the node was set up anew, let an operator make a token for it: `hostler token create --node {0}`"
@@ -191,11 +191,11 @@ impl TokenStore {
             return Err(TokenError::Expired { id: id.to_owned(), expired: promise.expires, now });
         }
         if !promise.job.is_empty() && !job_matches(&promise.job, &applicant.job) {
-            return Err(TokenError::OtherJob { id: id.to_owned(), wanted: promise.job, found: applicant.job.clone() });
+            return Err(TokenError::OtherJob { id: id.to_owned(), expected: promise.job, found: applicant.job.clone() });
         }
         let (node, key) = (&applicant.node, applicant.key);
         if !promise.node.is_empty() && promise.node != *node {
-            return Err(TokenError::OtherNode { id: id.to_owned(), wanted: promise.node, found: node.clone() });
+            return Err(TokenError::OtherNode { id: id.to_owned(), expected: promise.node, found: node.clone() });
         }
         // Check the name before the token is used.
         let holder = self.names.holder(node, key)?;
@@ -341,13 +341,13 @@ impl TokenStore {
     }
 }
 
-/// Whether a node in job `found` is in the wanted job.
+/// Whether a node in job `found` is in the expected job.
 ///
 /// Schedulers name one part of an array job `1234[7].server`, and the whole `1234[].server`.
-fn job_matches(wanted: &str, found: &str) -> bool {
+fn job_matches(expected: &str, found: &str) -> bool {
     let whole = |job: &str| match (job.find('['), job.find(']')) {
         (Some(open), Some(close)) if open < close => Some(format!("{}[]{}", &job[..open], &job[close + 1..])),
         _ => None,
     };
-    wanted == found || (wanted.contains("[]") && whole(found).as_deref() == Some(wanted))
+    expected == found || (expected.contains("[]") && whole(found).as_deref() == Some(expected))
 }

@@ -68,8 +68,8 @@ pub(crate) async fn watch(advised: AdvisedReplica<'_>, gpus: impl Fn() -> Vec<Gp
         window.push(now.epoch, observation);
         // Read this before writing: the channel's lock must be free by then.
         let standing = kinds(&findings.borrow());
-        let told = RuntimeFacts { lost_adapters: engine.missing_adapters(), ..runtime_facts(&now) };
-        let found = evaluate_rules(&window, setup, &told, &standing);
+        let facts = RuntimeFacts { lost_adapters: engine.missing_adapters(), ..runtime_facts(&now) };
+        let found = evaluate_rules(&window, setup, &facts, &standing);
         for finding in found.iter().filter(|finding| !standing.contains(&finding.kind)) {
             tracing::info!(replica, kind = finding.kind.as_str(), evidence = finding.evidence, advice = finding.advice, "advice");
         }
@@ -95,12 +95,12 @@ fn kinds(findings: &[Finding]) -> Vec<FindingKind> {
 /// Publishes new and ended findings at once, and refreshes the evidence of standing ones now and
 /// then.
 fn publish(findings: &watch::Sender<Vec<Finding>>, found: Vec<Finding>, renewed: &mut Instant) {
-    findings.send_if_modified(|told| {
-        if kinds(told) == kinds(&found) && (renewed.elapsed() < EVIDENCE_REFRESH_INTERVAL || *told == found) {
+    findings.send_if_modified(|current| {
+        if kinds(current) == kinds(&found) && (renewed.elapsed() < EVIDENCE_REFRESH_INTERVAL || *current == found) {
             return false;
         }
         *renewed = Instant::now();
-        *told = found;
+        *current = found;
         true
     });
 }

@@ -321,7 +321,7 @@ impl Inner {
                 net.insert(key, direction);
             }
         }
-        let all = |wanted| net.iter().filter(|&(_, &direction)| direction == wanted).map(|(&key, _)| key).collect();
+        let all = |expected| net.iter().filter(|&(_, &direction)| direction == expected).map(|(&key, _)| key).collect();
         let digest = self.mirror.digest();
         Some(CacheDelta {
             epoch: self.epoch,

@@ -61,12 +61,12 @@ impl Canary {
     pub(super) async fn run_test_within(&mut self, model: &str, deadline: Duration) -> CanaryOutcome {
         // Every vocabulary has a token 1, and a prompt of tokens needs no tokenizer.
         let body = json!({"model": model, "prompt": [1], "max_tokens": 1, "temperature": 0}).to_string();
-        let asked = Instant::now();
+        let sent_at = Instant::now();
         let outcome = match self.client.post(Route::Completions.path(), body, deadline).await {
             Ok(reply) if reply.status.is_success() => CanaryOutcome::Computed,
             Ok(reply) if reply.status.is_server_error() => CanaryOutcome::Failed(format!("status {}", reply.status.as_u16())),
             Ok(reply) => CanaryOutcome::Unsupported(reply.status),
-            Err(FetchError::Timeout(_)) if asked.elapsed() > deadline + SUSPENDED_AFTER => CanaryOutcome::Suspended,
+            Err(FetchError::Timeout(_)) if sent_at.elapsed() > deadline + SUSPENDED_AFTER => CanaryOutcome::Suspended,
             Err(FetchError::Timeout(deadline)) => CanaryOutcome::TimedOut(deadline),
             Err(error) => CanaryOutcome::Failed(error.to_string()),
         };
@@ -85,9 +85,9 @@ pub(super) async fn watch(subject: &MonitoredEngine) -> EndCause {
         await_idle(&subject.traffic, if tally.0 == 0 { subject.canary_interval } else { RETRY_DELAY }).await;
         let Some(model) = subject.model_if_ready() else { continue };
         let (progress, before) = (subject.work_counters(), ProcessSnapshot::take(subject.process_group()).await);
-        let asked = Instant::now();
+        let sent_at = Instant::now();
         let outcome = canary.run_test(&model).await;
-        let activity = ProcessSnapshot::take(subject.process_group()).await.activity_since(&before, asked.elapsed());
+        let activity = ProcessSnapshot::take(subject.process_group()).await.activity_since(&before, sent_at.elapsed());
         let moved = subject.work_counters() != progress;
         // The engine may have been drained or put to sleep meanwhile.
         if subject.model_if_ready().is_none() {

@@ -128,9 +128,9 @@ impl ControlTask {
     /// wants.
     pub(super) fn new(terms: ControlConfig) -> (Self, mpsc::Sender<PendingRequest>, watch::Receiver<DesiredAdapters>) {
         let (sender, orders) = mpsc::channel(MAX_QUEUED_REQUESTS);
-        let wanted = watch::Sender::new(DesiredAdapters::default());
-        let receiver = wanted.subscribe();
-        (Self { config: terms, requests: orders, desired_adapters: wanted, adapters_epoch: 0, sleeping_life: None }, sender, receiver)
+        let desired = watch::Sender::new(DesiredAdapters::default());
+        let receiver = desired.subscribe();
+        (Self { config: terms, requests: orders, desired_adapters: desired, adapters_epoch: 0, sleeping_life: None }, sender, receiver)
     }
 
     /// Executes requests until the engine is stopped for good or its last handle is gone.
@@ -187,16 +187,16 @@ impl ControlTask {
             let status = status.borrow();
             (status.epoch, status.phase)
         };
-        let wanted = if order == ControlRequest::Wake { Phase::Sleeping } else { Phase::Ready };
-        if phase != wanted {
-            return Err(ControlError::Phase(phase_label(phase), phase_label(wanted)));
+        let required = if order == ControlRequest::Wake { Phase::Sleeping } else { Phase::Ready };
+        if phase != required {
+            return Err(ControlError::Phase(phase_label(phase), phase_label(required)));
         }
         let over = engine.status();
         tokio::select! {
             biased;
             done = self.execute_in_life(engine, epoch, order) => done,
             () = await_life_end(over, epoch) => {
-                self.desired_adapters.send_if_modified(|wanted| wanted.unloading.take().is_some());
+                self.desired_adapters.send_if_modified(|desired| desired.unloading.take().is_some());
                 Err(ControlError::Ended)
             }
         }
@@ -243,8 +243,8 @@ impl ControlTask {
                 "requests are cut short: the drain timeout is over"
             );
         }
-        let asked = routes::sleep(&client, level).await;
-        let failed = match (asked, is_asleep(&mut client).await) {
+        let reply = routes::sleep(&client, level).await;
+        let failed = match (reply, is_asleep(&mut client).await) {
             // An engine that answers late may sleep all the same. An engine that accepted the
             // request is believed.
             (_, Ok(true)) | (Ok(()), Err(_)) => {
@@ -312,7 +312,7 @@ impl ControlTask {
             Some(Some(_)) => {}
         }
         // Routers stop placing requests for the adapter here once it is no longer reported.
-        self.desired_adapters.send_modify(|wanted| wanted.unloading = Some(name.clone()));
+        self.desired_adapters.send_modify(|desired| desired.unloading = Some(name.clone()));
         let unloaded = async {
             await_status(engine, |status| status.models.iter().all(|model| model.id != name)).await?;
             tokio::time::sleep(UNLOAD_DELAY).await;
@@ -322,20 +322,20 @@ impl ControlTask {
         if unloaded.is_ok() {
             self.remove_adapter(&name);
         }
-        self.desired_adapters.send_modify(|wanted| wanted.unloading = None);
+        self.desired_adapters.send_modify(|desired| desired.unloading = None);
         unloaded
     }
 
     fn add_adapter(&self, adapter: LoraAdapter) {
-        self.desired_adapters.send_modify(|wanted| {
-            let others = wanted.adapters.iter().filter(|known| known.name != adapter.name).cloned();
-            wanted.adapters = others.chain([adapter.clone()]).collect();
+        self.desired_adapters.send_modify(|desired| {
+            let others = desired.adapters.iter().filter(|known| known.name != adapter.name).cloned();
+            desired.adapters = others.chain([adapter.clone()]).collect();
         });
     }
 
     fn remove_adapter(&self, name: &str) {
         self.desired_adapters
-            .send_modify(|wanted| wanted.adapters = wanted.adapters.iter().filter(|known| known.name != name).cloned().collect());
+            .send_modify(|desired| desired.adapters = desired.adapters.iter().filter(|known| known.name != name).cloned().collect());
     }
 }
 

@@ -7,7 +7,7 @@
 #[derive(Debug, Clone, Copy)]
 pub(super) struct FinalLines<'a> {
     lines: &'a [String],
-    /// Whether a process gave up: it said so, or it printed an uncaught traceback.
+    /// Whether a process gave up: it printed a message that says so, or an uncaught traceback.
     has_given_up: bool,
 }
 
@@ -41,7 +41,7 @@ const SECONDARY_EXCEPTIONS: [&str; 7] = [
     "WorkerProc hit an exception",
 ];
 
-/// Lines examined if no process said that it gave up.
+/// Lines examined if no process printed that it gave up.
 ///
 /// An abort prints a few; older lines are not about the end.
 const MAX_ENDING_LINES: usize = 60;

@@ -142,8 +142,8 @@ pub(crate) fn diagnose(ended: &LifeEnd, lines: &[String]) -> Diagnosis {
         return ours;
     }
     let ending = FinalLines::from_lines(lines, ended.was_ready);
-    if let Some(told) = failure_patterns::diagnose_output(ending, ended.was_ready) {
-        return told;
+    if let Some(diagnosis) = failure_patterns::diagnose_output(ending, ended.was_ready) {
+        return diagnosis;
     }
     if let EndCause::Exited(status) = ended.cause
         && let Some(signal) = status.signal()

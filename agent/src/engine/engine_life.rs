@@ -61,7 +61,7 @@ pub(super) struct EngineLife {
     pub(super) log_parser: Arc<Mutex<StartupLogParser>>,
     /// Reports which processes the kernel kills for lack of memory.
     pub(super) oom_watch: OomWatch,
-    /// Time when the engine first said that it cannot go on.
+    /// Time when the engine first printed that it cannot go on.
     pub(super) gave_up_at: Arc<OnceLock<Instant>>,
     /// How and when the first of the computing processes ended, if that was seen.
     pub(super) core_exit: Arc<OnceLock<(ExitStatus, Instant)>>,
@@ -93,7 +93,7 @@ impl KeeperReader {
     /// Runs until the keeper is gone or the life is over.
     pub(super) async fn run(self, mut notices: KeeperNotices) {
         loop {
-            let told = match notices.next().await {
+            let event = match notices.next().await {
                 Ok(Some(KeeperFrame::Output(output))) => {
                     self.log.push_output(&output, &mut |line: &str| self.parse_line(line));
                     continue;
@@ -105,10 +105,10 @@ impl KeeperReader {
                     Some(KeeperEvent::Gone)
                 }
             };
-            let Some(told) = told else { continue };
+            let Some(event) = event else { continue };
             self.log.finish_line();
-            let last = matches!(told, KeeperEvent::Gone);
-            if self.keeper_events.send(told).await.is_err() || last {
+            let last = matches!(event, KeeperEvent::Gone);
+            if self.keeper_events.send(event).await.is_err() || last {
                 return;
             }
         }

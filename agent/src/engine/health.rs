@@ -22,10 +22,10 @@ use crate::engine_client::{ApiClient, ApiReply, FetchError};
 use crate::process::activity::ProcessSnapshot;
 use crate::vllm::FrontEndInUse;
 
-/// How often a starting engine is asked. A refused connection costs microseconds.
+/// How often a starting engine is polled. A refused connection costs microseconds.
 const STARTING_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How often a ready engine is asked for its health.
+/// How often a ready engine's health is polled.
 const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Shortest time between two reasons why a healthy engine is not ready.
@@ -68,7 +68,7 @@ pub(crate) enum HealthEvent {
     Unhealthy(EndCause),
     /// The engine's front-end lacks these client routes. Sent before it is ready.
     MissingRoutes(Vec<&'static str>),
-    /// The engine's front-end lacks a required route, so another front-end is wanted, if there is
+    /// The engine's front-end lacks a required route, so another front-end is needed, if there is
     /// one.
     LacksRoute(String),
 }
@@ -78,8 +78,8 @@ pub(crate) enum HealthEvent {
 /// The supervisor, not this task, has the deadline for the start.
 pub(crate) async fn watch(subject: MonitoredEngine, events: mpsc::Sender<HealthEvent>) {
     let mut client = ApiClient::new(&subject.socket);
-    let mut wanted = subject.desired_adapters.clone();
-    let Some(models) = await_ready(&mut client, &subject.socket, &events, &mut wanted).await else {
+    let mut desired = subject.desired_adapters.clone();
+    let Some(models) = await_ready(&mut client, &subject.socket, &events, &mut desired).await else {
         return;
     };
     let front_end = subject.status.borrow().front_end;
@@ -101,7 +101,7 @@ pub(crate) async fn watch(subject: MonitoredEngine, events: mpsc::Sender<HealthE
         return;
     }
     let cause = tokio::select! {
-        cause = await_unhealthy(&mut client, &subject, &events, &mut wanted) => cause,
+        cause = await_unhealthy(&mut client, &subject, &events, &mut desired) => cause,
         cause = watchdog::watch(&subject) => Some(cause),
         cause = canary::watch(&subject) => Some(cause),
     };
@@ -116,7 +116,7 @@ async fn await_ready(
     client: &mut ApiClient,
     socket: &Path,
     events: &mpsc::Sender<HealthEvent>,
-    wanted: &mut watch::Receiver<DesiredAdapters>,
+    desired: &mut watch::Receiver<DesiredAdapters>,
 ) -> Option<Vec<ModelCard>> {
     let mut bound = false;
     let mut complained: Option<(String, Instant)> = None;
@@ -130,7 +130,7 @@ async fn await_ready(
             return None;
         }
         match client.get("/health", HEALTH_TIMEOUT).await {
-            Ok(reply) if is_healthy(&reply) => match read_all_models(client, socket, wanted).await {
+            Ok(reply) if is_healthy(&reply) => match read_all_models(client, socket, desired).await {
                 Ok(models) => return Some(models),
                 // An engine that is healthy but names no model will not become ready by waiting, so
                 // log the reason once. A server of garbage has another one each time.
@@ -185,10 +185,10 @@ async fn is_missing(client: &mut ApiClient, route: &str) -> bool {
 async fn read_all_models(
     client: &mut ApiClient,
     socket: &Path,
-    wanted: &mut watch::Receiver<DesiredAdapters>,
+    desired: &mut watch::Receiver<DesiredAdapters>,
 ) -> Result<Vec<ModelCard>, String> {
     let models = read_models(client).await?;
-    let now = wanted.borrow_and_update().clone();
+    let now = desired.borrow_and_update().clone();
     if now.adapters.is_empty() {
         return Ok(models);
     }
@@ -203,7 +203,7 @@ async fn await_unhealthy(
     client: &mut ApiClient,
     subject: &MonitoredEngine,
     events: &mpsc::Sender<HealthEvent>,
-    wanted: &mut watch::Receiver<DesiredAdapters>,
+    desired: &mut watch::Receiver<DesiredAdapters>,
 ) -> Option<EndCause> {
     let mut tally = HealthFailures::default();
     let when_ready = ProcessSnapshot::take(subject.process_group()).await;
@@ -224,11 +224,11 @@ async fn await_unhealthy(
                 }
                 health_at = Instant::now() + HEALTH_INTERVAL;
             }
-            Ok(()) = wanted.changed() => models_at = Instant::now(),
+            Ok(()) = desired.changed() => models_at = Instant::now(),
         }
         if tally.is_clean() && Instant::now() >= models_at {
             models_at = Instant::now() + MODELS_INTERVAL;
-            let now = wanted.borrow_and_update().clone();
+            let now = desired.borrow_and_update().clone();
             if let Ok(models) = read_models(client).await {
                 // A closed channel ends the loop.
                 let _ = events.send(HealthEvent::Models(now.visible_models(models))).await;

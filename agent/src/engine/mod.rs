@@ -146,7 +146,7 @@ pub enum Phase {
     Ready,
     /// The engine finishes running requests, or is being stopped.
     Draining,
-    /// There is no process, and none is wanted.
+    /// There is no process, and none is desired.
     Stopped,
     /// The engine crashed; the next life begins after a pause.
     Failed,

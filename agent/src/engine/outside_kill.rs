@@ -27,7 +27,7 @@ pub(super) struct EndEvidence {
     /// Whether the kernel killed a process for lack of memory during this life; `None` if the
     /// kernel does not tell.
     pub(super) oom_killed: Option<bool>,
-    /// When the engine began to fail: an answer broke off, or the engine said so itself.
+    /// When the engine began to fail: an answer broke off, or the engine reported it.
     pub(super) failing_since: Option<Instant>,
 }
 

@@ -31,7 +31,7 @@ pub struct LogFacts {
     /// How long `torch.compile` took, even if it only read its cache.
     pub compile_seconds: Option<f32>,
     pub graph_seconds: Option<f32>,
-    /// Whether prefixes are cached, if the engine said so.
+    /// Whether prefixes are cached, if the engine printed it.
     pub prefix_caching: Option<bool>,
     /// How many requests of the longest context fit into the cache at once.
     pub max_concurrency: Option<f32>,
@@ -286,9 +286,9 @@ impl StartupLogParser {
 }
 
 /// Replaces a fact, because the latest value counts.
-fn replace_if_some<T>(fact: &mut Option<T>, told: Option<T>) {
-    if told.is_some() {
-        *fact = told;
+fn replace_if_some<T>(fact: &mut Option<T>, update: Option<T>) {
+    if update.is_some() {
+        *fact = update;
     }
 }
 

@@ -92,13 +92,13 @@ pub(crate) struct Drain {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum EngineState {
-    /// No process exists, and none is wanted.
+    /// No process exists, and none is desired.
     Stopped,
     /// No process exists, and none is allowed until the engine is released.
     Quarantined,
     /// No process exists; the next one starts with a start permit.
     Waiting,
-    /// A process exists and is wanted.
+    /// A process exists and is desired.
     Alive(LiveStage),
     /// Running requests may finish.
     Draining(Drain),

@@ -64,9 +64,9 @@ impl GpuAvailability {
         for gpu in &self.gpus {
             let index = gpu.index;
             let Some(whole) = self.driver.whole_gpu(gpu.whole_uuid()) else { continue };
-            let asked = gpu.clone();
+            let target = gpu.clone();
             let trouble = |cause: String, remedy: &str| Err(StartObstacle { in_use: false, cause, remedy: remedy.to_owned() });
-            let found = match whole.ask(move |driver| nvml::read_usage(driver, &asked)).await {
+            let found = match whole.ask(move |driver| nvml::read_usage(driver, &target)).await {
                 Ok((GpuHealth::Reachable, found)) => found,
                 Ok((GpuHealth::Lost, _)) => {
                     return trouble(format!("GPU {index} is lost: the driver does not reach it"), "reboot the node");

@@ -68,9 +68,9 @@ fn bind_near(gpus: &[GpuLocality], part: &[&Vec<u32>]) -> Result<CpuBinding, Str
     if part.is_empty() {
         return Err("this process may use none of the CPUs next to its GPU".to_owned());
     }
-    let wanted = CORES_BESIDE_GPUS + gpus.len();
-    if part.len() < wanted {
-        return Err(format!("its part of the cores next to its GPU is {}, and an engine wants {wanted}", part.len()));
+    let needed = CORES_BESIDE_GPUS + gpus.len();
+    if part.len() < needed {
+        return Err(format!("its part of the cores next to its GPU is {}, and an engine wants {needed}", part.len()));
     }
     let mut cpus: Vec<u32> = part.iter().flat_map(|core| core.iter().copied()).collect();
     cpus.sort_unstable();

@@ -64,10 +64,10 @@ impl GpuDriver {
         let library: PathBuf = library.map_or_else(|| LIBRARY.into(), Path::to_owned);
         let (answer, answered) = oneshot::channel();
         // Avoid a thread of the runtime, because the program waits for those when it exits.
-        let asked = std::thread::Builder::new().name("gpu-discovery".to_owned()).spawn(move || {
+        let spawned = std::thread::Builder::new().name("gpu-discovery".to_owned()).spawn(move || {
             let _ = answer.send(discover(&library));
         });
-        if let Err(error) = asked {
+        if let Err(error) = spawned {
             return Err(DriverError::Broken(format!("no thread could be started to ask it: {error}")));
         }
         match tokio::time::timeout(OPEN_TIMEOUT, answered).await {

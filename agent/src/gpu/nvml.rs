@@ -200,18 +200,18 @@ fn update_health(error: &NvmlError, standing: &mut GpuHealth) {
 }
 
 fn read_whole(device: &Device<'_>, standing: &mut GpuHealth) -> GpuReading {
-    let mut told = |error: NvmlError| update_health(&error, standing);
+    let mut note_error = |error: NvmlError| update_health(&error, standing);
     let milliwatts = |power: u32| f32::from(u16::try_from(power / 100).unwrap_or(u16::MAX)) / 10.0;
     let count = |kind: MemoryError| device.total_ecc_errors(kind, EccCounter::Volatile).ok();
     let (remap_pending, remap_failed) = row_remap_state(device);
     GpuReading {
         uuid: String::new(),
-        memory_used_bytes: device.memory_info().map_err(&mut told).ok().map(|memory| memory.used),
-        utilisation: device.utilization_rates().map_err(&mut told).ok().map(|rates| rates.gpu),
-        watts: device.power_usage().map_err(&mut told).ok().map(milliwatts),
+        memory_used_bytes: device.memory_info().map_err(&mut note_error).ok().map(|memory| memory.used),
+        utilisation: device.utilization_rates().map_err(&mut note_error).ok().map(|rates| rates.gpu),
+        watts: device.power_usage().map_err(&mut note_error).ok().map(milliwatts),
         watts_limit: device.enforced_power_limit().ok().map(milliwatts),
         sm_mhz: device.clock_info(Clock::SM).ok(),
-        celsius: device.temperature(TemperatureSensor::Gpu).map_err(&mut told).ok(),
+        celsius: device.temperature(TemperatureSensor::Gpu).map_err(&mut note_error).ok(),
         throttled: device.current_throttle_reasons().map(throttle_reasons).unwrap_or_default(),
         ecc_corrected: count(MemoryError::Corrected),
         ecc_uncorrected: count(MemoryError::Uncorrected),

@@ -56,17 +56,17 @@ pub(super) fn respond(incident: &GpuIncident, on_slice: bool) -> IncidentRespons
         IncidentKind::Xid(79) => at_once(format!("XID 79: GPU {gpu} has fallen off the bus, reboot the node")),
         IncidentKind::Xid(number) => {
             let (class, meaning) = xid::classify(number);
-            let told = format!("XID {number} on GPU {gpu}: {meaning}");
+            let message = format!("XID {number} on GPU {gpu}: {meaning}");
             match class {
-                XidClass::Logged => IncidentResponse::Log(told),
+                XidClass::Logged => IncidentResponse::Log(message),
                 // The fault is in one slice, but the driver's library does not say which. The
                 // affected engine gets an error and ends.
-                XidClass::RestartEngine if on_slice => IncidentResponse::Log(told),
+                XidClass::RestartEngine if on_slice => IncidentResponse::Log(message),
                 XidClass::RestartEngine => {
-                    IncidentResponse::Fail(format!("{told}: the engine is restarted; reset the GPU when convenient"))
+                    IncidentResponse::Fail(format!("{message}: the engine is restarted; reset the GPU when convenient"))
                 }
-                XidClass::ResetSoon => later(format!("{told}, reset the GPU or reboot the node")),
-                XidClass::ResetNow => at_once(format!("{told}, reset the GPU or reboot the node")),
+                XidClass::ResetSoon => later(format!("{message}, reset the GPU or reboot the node")),
+                XidClass::ResetNow => at_once(format!("{message}, reset the GPU or reboot the node")),
             }
         }
         IncidentKind::Lost => at_once(format!("GPU {gpu} is lost: the driver does not reach it any more, reboot the node")),
@@ -76,9 +76,9 @@ pub(super) fn respond(incident: &GpuIncident, on_slice: bool) -> IncidentRespons
             IncidentResponse::Log(format!("GPU {gpu} replaces failed rows of its memory at its next reset: reset it when convenient"))
         }
         IncidentKind::Silent => {
-            let told =
+            let message =
                 format!("the driver does not answer questions about GPU {gpu}: its figures are unknown, and `nvidia-smi` may hang as well");
-            IncidentResponse::Log(told)
+            IncidentResponse::Log(message)
         }
         IncidentKind::Answers => IncidentResponse::Log(format!("the driver answers questions about GPU {gpu} again")),
     }

@@ -50,10 +50,10 @@ pub(crate) async fn watch(driver: GpuDriver, replicas: Vec<WatchedReplica>, end:
         watching.spawn(one.watch());
     }
     let deal = async {
-        let mut told = vec![0; replicas.len()];
+        let mut quarantined_epochs = vec![0; replicas.len()];
         while let Some(incident) = happened.recv().await {
-            for (replica, told) in replicas.iter().zip(&mut told) {
-                respond_to(&incident, replica, told);
+            for (replica, quarantined_epoch) in replicas.iter().zip(&mut quarantined_epochs) {
+                respond_to(&incident, replica, quarantined_epoch);
             }
         }
     };
@@ -65,9 +65,9 @@ pub(crate) async fn watch(driver: GpuDriver, replicas: Vec<WatchedReplica>, end:
 
 /// Makes the engine of one replica respond.
 ///
-/// `told` is the life that was quarantined last: a lasting fault is reported with each reading, but
-/// the first reason is the one to show.
-fn respond_to(incident: &GpuIncident, replica: &WatchedReplica, told: &mut u64) {
+/// `quarantined_epoch` is the life that was quarantined last: a lasting fault is reported with each
+/// reading, but the first reason is the one to show.
+fn respond_to(incident: &GpuIncident, replica: &WatchedReplica, quarantined_epoch: &mut u64) {
     let Some(gpu) = replica.gpus.iter().find(|gpu| gpu.whole_uuid() == incident.whole_uuid) else { return };
     match respond(incident, gpu.slice.is_some()) {
         IncidentResponse::Log(reason) => {
@@ -83,11 +83,11 @@ fn respond_to(incident: &GpuIncident, replica: &WatchedReplica, told: &mut u64) 
                 let status = status.borrow();
                 (status.phase, status.epoch)
             };
-            let leaving = phase == Phase::Draining && *told == epoch;
+            let leaving = phase == Phase::Draining && *quarantined_epoch == epoch;
             if phase == Phase::Quarantined || (leaving && !matches!(incident.kind, IncidentKind::Xid(_))) {
                 return;
             }
-            *told = epoch;
+            *quarantined_epoch = epoch;
             tracing::error!(event = "gpu_fault", replica = replica.name, gpu = incident.index, "{reason}");
             replica.engine.quarantine(reason, at_once);
         }
@@ -104,9 +104,9 @@ struct GpuWatch {
 
 impl GpuWatch {
     async fn watch(self) {
-        let (events, told) = mpsc::channel(MAX_QUEUED_EVENTS);
+        let (events, receiver) = mpsc::channel(MAX_QUEUED_EVENTS);
         let look = Notify::new();
-        tokio::join!(self.listen(events), self.forward_events(told, &look), self.read_periodically(&look));
+        tokio::join!(self.listen(events), self.forward_events(receiver, &look), self.read_periodically(&look));
     }
 
     /// Starts the thread that waits for events; it ends when the receiver is dropped.

@@ -199,7 +199,7 @@ impl SurvivingEngine {
 
     /// Takes the engine over.
     ///
-    /// `fate` decides what happens when this agent dies, whatever the previous agent wanted.
+    /// `fate` decides what happens when this agent dies, whatever the previous agent chose.
     pub(crate) fn adopt(self, fate: AgentDeathPolicy) -> io::Result<(KeeperClient, KeeperNotices)> {
         let (link, notices) = connect(self.stream, self.input, self.keeper)?;
         link.send(&KeeperRequest::Adopt { wait_seconds: fate.wait_seconds() });

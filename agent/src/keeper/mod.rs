@@ -2,7 +2,7 @@
 //!
 //! `server` is that process, `client` is the agent's end, and `wire` is their protocol. A killed
 //! agent cannot act any more. Its keepers then end the engines with all their processes, or keep
-//! them for the next agent, as they were told.
+//! them for the next agent, as their agent chose.
 //!
 //! Keeper and engine are in their own session (decision 20). Batch systems ask a job to end with a
 //! signal to the agent's whole session; this signal thus reaches only the agent, which drains. The

@@ -90,7 +90,7 @@ impl Kept {
     }
 
     /// Next notice besides output.
-    async fn told(&mut self) -> Option<wire::KeeperNotice> {
+    async fn next_notice(&mut self) -> Option<wire::KeeperNotice> {
         loop {
             match self.next().await? {
                 wire::KeeperFrame::Output(output) => self.output.extend_from_slice(&output),
@@ -100,8 +100,8 @@ impl Kept {
     }
 
     async fn started(&mut self) -> crate::process::LeaderProcess {
-        assert_eq!(self.told().await, Some(wire::KeeperNotice::Hello { protocol: wire::PROTOCOL, running: None }));
-        match self.told().await {
+        assert_eq!(self.next_notice().await, Some(wire::KeeperNotice::Hello { protocol: wire::PROTOCOL, running: None }));
+        match self.next_notice().await {
             Some(wire::KeeperNotice::Started(leader)) => leader,
             other => panic!("{other:?}"),
         }
@@ -138,11 +138,11 @@ const SPREAD: &str = "trap '' TERM; sleep 600 & (setsid sleep 600 &) ; sleep 0.0
 async fn output_and_exit_are_passed_on_and_logged() {
     let mut kept = Kept::start("echo \"home=$HOME name=$NAME\" >&2; printf last; exit 3");
     kept.started().await;
-    let exited = kept.told().await;
+    let exited = kept.next_notice().await;
     assert_eq!(exited, Some(wire::KeeperNotice::Exited(3 << 8)));
     kept.say(&wire::KeeperRequest::Kill);
-    assert_eq!(kept.told().await, Some(wire::KeeperNotice::Empty));
-    assert_eq!(kept.told().await, None, "a keeper without an engine ends");
+    assert_eq!(kept.next_notice().await, Some(wire::KeeperNotice::Empty));
+    assert_eq!(kept.next_notice().await, None, "a keeper without an engine ends");
     assert_eq!(String::from_utf8_lossy(&kept.output), "home= name=value\nlast");
     let log = std::fs::read_to_string(kept.directory.with_extension("log")).unwrap();
     assert_eq!(log, "hostler: life 7 of this engine begins\nhome= name=value\nlast");
@@ -170,7 +170,7 @@ async fn a_kill_reaches_processes_outside_the_group_and_the_session() {
         kept.processes().into_iter().filter_map(crate::process::table::ProcessStat::read).any(|process| process.group != leader.pid);
     assert!(stray, "no process has left the group");
     kept.say(&wire::KeeperRequest::Kill);
-    while kept.told().await != Some(wire::KeeperNotice::Empty) {}
+    while kept.next_notice().await != Some(wire::KeeperNotice::Empty) {}
     assert_eq!(kept.processes(), Vec::<i32>::new(), "told empty with processes left");
 }
 
@@ -218,11 +218,11 @@ async fn sigterm_goes_to_the_first_process_alone() {
     kept.started().await;
     kept.printed("up").await;
     kept.say(&wire::KeeperRequest::Terminate);
-    assert_eq!(kept.told().await, Some(wire::KeeperNotice::Exited(0)));
+    assert_eq!(kept.next_notice().await, Some(wire::KeeperNotice::Exited(0)));
     kept.printed("asked").await;
     assert_eq!(kept.processes().len(), 1);
     kept.say(&wire::KeeperRequest::Kill);
-    assert_eq!(kept.told().await, Some(wire::KeeperNotice::Empty));
+    assert_eq!(kept.next_notice().await, Some(wire::KeeperNotice::Empty));
 }
 
 #[tokio::test]
@@ -239,12 +239,12 @@ async fn the_whole_tree_is_bound_to_its_cpus() {
 #[tokio::test]
 async fn an_engine_runs_though_its_cpus_cannot_be_bound() {
     let mut kept = Kept::start_with("echo up; exec sleep 600", |order| order.cpus = vec![1023]);
-    assert!(matches!(kept.told().await, Some(wire::KeeperNotice::Hello { .. })));
-    match kept.told().await {
+    assert!(matches!(kept.next_notice().await, Some(wire::KeeperNotice::Hello { .. })));
+    match kept.next_notice().await {
         Some(wire::KeeperNotice::Warning(text)) => assert!(text.contains("cannot be bound to CPUs [1023]"), "{text}"),
         other => panic!("{other:?}"),
     }
-    assert!(matches!(kept.told().await, Some(wire::KeeperNotice::Started(_))));
+    assert!(matches!(kept.next_notice().await, Some(wire::KeeperNotice::Started(_))));
     kept.printed("up").await;
 }
 
@@ -252,7 +252,7 @@ async fn an_engine_runs_though_its_cpus_cannot_be_bound() {
 async fn a_missing_program_fails_the_start_with_its_name() {
     let mut kept = Kept::start_with("", |order| order.program = "/nonexistent/vllm".into());
     kept.started().await;
-    match kept.told().await {
+    match kept.next_notice().await {
         Some(wire::KeeperNotice::StartFailed(text)) => assert!(text.starts_with("cannot start /nonexistent/vllm: No such file"), "{text}"),
         other => panic!("{other:?}"),
     }
@@ -262,7 +262,7 @@ async fn a_missing_program_fails_the_start_with_its_name() {
 async fn an_unwritable_log_does_not_hurt_the_engine() {
     let mut kept = Kept::start_with("echo up; exec sleep 600", |order| order.log = "/dev/full".into());
     kept.started().await;
-    match kept.told().await {
+    match kept.next_notice().await {
         Some(wire::KeeperNotice::Warning(text)) => assert!(text.contains("/dev/full") && text.contains("goes on without it"), "{text}"),
         other => panic!("{other:?}"),
     }
@@ -275,7 +275,7 @@ async fn a_killed_keeper_takes_the_first_process_with_it() {
     let mut kept = Kept::start("exec sleep 600");
     let leader = kept.started().await;
     kept.connection.as_ref().unwrap().0.end_keeper();
-    assert_eq!(kept.told().await, None);
+    assert_eq!(kept.next_notice().await, None);
     while crate::process::table::ProcessStat::read(leader.pid).is_some_and(|process| !process.is_zombie) {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -296,8 +296,8 @@ async fn a_kept_engine_is_handed_over_with_its_output() {
     kept.printed("second").await;
     assert_eq!(String::from_utf8_lossy(&kept.output), "first\nsecond\n");
     kept.say(&wire::KeeperRequest::Kill);
-    assert!(matches!(kept.told().await, Some(wire::KeeperNotice::Exited(_))));
-    assert_eq!(kept.told().await, Some(wire::KeeperNotice::Empty));
+    assert!(matches!(kept.next_notice().await, Some(wire::KeeperNotice::Exited(_))));
+    assert_eq!(kept.next_notice().await, Some(wire::KeeperNotice::Empty));
 }
 
 #[tokio::test]
@@ -320,7 +320,7 @@ async fn output_before_an_adoption_is_delivered_once() {
     kept.connection = Some(survivor.adopt(AgentDeathPolicy::Keep { wait: Duration::from_secs(600) }).unwrap());
     kept.printed("second").await;
     kept.say(&wire::KeeperRequest::Kill);
-    while kept.told().await.is_some() {}
+    while kept.next_notice().await.is_some() {}
     assert_eq!(String::from_utf8_lossy(&kept.output), "first\nsecond\n");
 }
 

@@ -33,7 +33,7 @@ pub(crate) struct LeaveTerms {
 }
 
 impl LeaveTerms {
-    /// Terms of a running agent, whose scheduler has said how long it waits.
+    /// Terms of a running agent, whose scheduler has announced how long it waits.
     pub(crate) fn in_job(config: &AgentConfig, clock: Option<&JobClock>) -> Self {
         Self::within(config, clock.map(JobClock::job), config.leave_grace.or_else(|| Some(clock?.grace)))
     }

@@ -42,10 +42,10 @@ pub enum PlanError {
     NoRustFrontEnd { because: String },
 }
 
-fn describe_too_many(asked: u32, possible: u32, gpus: u32, tp: u32) -> String {
+fn describe_too_many(desired: u32, possible: u32, gpus: u32, tp: u32) -> String {
     let each = if tp > 1 { format!(", of which a replica takes {tp} that reach each other") } else { String::new() };
     let use_instead = if possible == 0 { "use a smaller --tp".to_owned() } else { format!("use --replicas {possible} or fewer") };
-    let replicas = if asked == 1 { "1 replica was" } else { &format!("{asked} replicas were") };
+    let replicas = if desired == 1 { "1 replica was" } else { &format!("{desired} replicas were") };
     format!("{replicas} asked for, but the number of GPUs is {gpus}{each}: {use_instead}")
 }
 
@@ -63,7 +63,7 @@ pub struct ModelDoesNotFit {
     pub(super) tp: u32,
     pub(super) weight_bytes: u64,
     pub(super) format: String,
-    /// Context that was wanted.
+    /// Requested context.
     pub(super) context: u32,
     /// Longest context that would fit, as far as the cache goes.
     pub(super) max_context: u32,

@@ -103,7 +103,7 @@ enum SizeFit {
 /// Distributes the replicas over the GPUs.
 ///
 /// # Errors
-/// When the model does not fit, or the user asked for the impossible.
+/// When the model does not fit, or the user requested the impossible.
 pub(super) fn plan_layout(question: &LayoutRequest<'_>) -> Result<GpuLayout, PlanError> {
     let mut whole = GpuLayout::default();
     let mut misfit: Option<ModelDoesNotFit> = None;
@@ -139,8 +139,8 @@ pub(super) fn plan_layout(question: &LayoutRequest<'_>) -> Result<GpuLayout, Pla
 
 fn limit_replicas(layout: &mut GpuLayout, question: &LayoutRequest<'_>) -> Result<(), PlanError> {
     let possible: usize = layout.shares.iter().map(|share| share.replicas.len()).sum();
-    let asked = usize::try_from(question.replicas).unwrap_or(usize::MAX);
-    if possible == 0 || asked > possible {
+    let desired = usize::try_from(question.replicas).unwrap_or(usize::MAX);
+    if possible == 0 || desired > possible {
         return Err(PlanError::TooManyReplicas {
             requested: question.replicas.max(1),
             possible: u32::try_from(possible).unwrap_or(u32::MAX),
@@ -148,10 +148,10 @@ fn limit_replicas(layout: &mut GpuLayout, question: &LayoutRequest<'_>) -> Resul
             tp: layout.shares.first().map_or(question.tp.max(1), |share| share.tp),
         });
     }
-    if asked == 0 {
+    if desired == 0 {
         return Ok(());
     }
-    let mut left = asked;
+    let mut left = desired;
     for share in &mut layout.shares {
         let unused = share.replicas.split_off(left.min(share.replicas.len()));
         let because = || "no more replicas were asked for".to_owned();
@@ -283,7 +283,7 @@ impl SizeSearch<'_> {
         Err(PlanError::DoesNotFit(Box::new(self.misfit(sizes.last().copied().unwrap_or(1)))))
     }
 
-    /// Layout that the user asked for, unless the weights do not fit.
+    /// Layout that the user requested, unless the weights do not fit.
     ///
     /// The rest is only an estimate, which the user may overrule.
     fn plan_requested(&self) -> Result<GpuGroupLayout, PlanError> {

@@ -29,9 +29,9 @@ fn nearest_path(path: &Path) -> Option<PathBuf> {
         }
         missing = parent;
     };
-    let wanted = missing.file_name()?.to_string_lossy();
+    let missing_name = missing.file_name()?.to_string_lossy();
     let names = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.file_name());
-    let alike = names.map(|name| (strsim::jaro_winkler(&wanted, &name.to_string_lossy()), name));
+    let alike = names.map(|name| (strsim::jaro_winkler(&missing_name, &name.to_string_lossy()), name));
     let (_, name) = alike.filter(|(alike, _)| *alike >= MIN_SIMILARITY).max_by(|(a, _), (b, _)| a.total_cmp(b)).unwrap_or_default();
     let nearest = folder.join(name);
     nearest.parent().is_some().then_some(nearest)

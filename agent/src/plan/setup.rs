@@ -181,14 +181,14 @@ impl EnginePlanSetup {
     #[must_use]
     pub fn steps(&self, gpu: Option<&Gpu>) -> StepLimits {
         let chosen = self.profile_steps(gpu);
-        let wanted = chosen.unwrap_or_else(|| self.default_steps(gpu));
+        let desired = chosen.unwrap_or_else(|| self.default_steps(gpu));
         let given = |flag, otherwise| value_of(&self.arguments, flag).map_or(otherwise, |value| parse_human_number(value).unwrap_or(0));
         // No step has more requests than tokens, because the engine does not start with that. The
         // user's own values are not changed.
         let least = if chosen.is_some() { given("--max-num-seqs", 0) } else { 0 };
-        let tokens = given("--max-num-batched-tokens", wanted.tokens.max(least));
+        let tokens = given("--max-num-batched-tokens", desired.tokens.max(least));
         let most = if tokens == 0 { u32::MAX } else { tokens };
-        StepLimits { tokens, sequences: given("--max-num-seqs", wanted.sequences.min(most)) }
+        StepLimits { tokens, sequences: given("--max-num-seqs", desired.sequences.min(most)) }
     }
 
     /// Step limits of the profile.

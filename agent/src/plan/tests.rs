@@ -6,7 +6,7 @@ use super::*;
 use crate::config::{FrontEnd, Profile};
 use crate::vllm::version::VllmVersion;
 
-struct Asked<'a> {
+struct Case<'a> {
     model: &'a str,
     gpus: &'a str,
     nvlink: u32,
@@ -27,67 +27,67 @@ fn config(profile: Profile, line: &str) -> AgentConfig {
     }
 }
 
-fn planned(asked: &Asked<'_>) -> Result<Plan, PlanError> {
-    planned_in(asked, HostResources::unlimited())
+fn planned(case: &Case<'_>) -> Result<Plan, PlanError> {
+    planned_in(case, HostResources::unlimited())
 }
 
-fn planned_in(asked: &Asked<'_>, room: HostResources) -> Result<Plan, PlanError> {
-    let described = if asked.gpus.is_empty() { None } else { Some(parse_gpus(asked.gpus, asked.nvlink).unwrap()) };
+fn planned_in(case: &Case<'_>, room: HostResources) -> Result<Plan, PlanError> {
+    let described = if case.gpus.is_empty() { None } else { Some(parse_gpus(case.gpus, case.nvlink).unwrap()) };
     let (gpus, links) = described.map(|described| (described.gpus, described.links)).unwrap_or_default();
-    let (engine, version) = (vllm(), Some(VllmVersion::new(0, asked.minor)));
+    let (engine, version) = (vllm(), Some(VllmVersion::new(0, case.minor)));
     let ground = PlanInput {
         parsers: &InstalledParsers::Assumed,
         rust_parsers: &InstalledParsers::Assumed,
         engine: &engine,
         version,
-        rust_front_end: (asked.minor >= 22 && !gpus.is_empty()).then_some(Path::new("/opt/vllm-rs")),
+        rust_front_end: (case.minor >= 22 && !gpus.is_empty()).then_some(Path::new("/opt/vllm-rs")),
         gpus: &gpus,
         links: &links,
         resources: room,
         traces: &EngineTraces::Unasked,
         downloads: Path::new("/nonexistent"),
     };
-    let model = ModelInfo::Known(Box::new(fixture(asked.model, &[])));
-    plan_for_model(&ground, &asked.config, EnginePlanSetup::new(&engine, version, &asked.config), model)
+    let model = ModelInfo::Known(Box::new(fixture(case.model, &[])));
+    plan_for_model(&ground, &case.config, EnginePlanSetup::new(&engine, version, &case.config), model)
 }
 
 #[test]
 fn the_plan_shows_a_small_model_on_pcie_gpus() {
-    let asked = Asked { model: "gemma-2b", gpus: "4x24", nvlink: 0, minor: 32, config: config(Profile::Throughput, "--enforce-eager") };
-    insta::assert_snapshot!(planned(&asked).unwrap().page());
+    let case = Case { model: "gemma-2b", gpus: "4x24", nvlink: 0, minor: 32, config: config(Profile::Throughput, "--enforce-eager") };
+    insta::assert_snapshot!(planned(&case).unwrap().page());
 }
 
 #[test]
 fn the_plan_shows_a_large_model_over_nvlink_with_python() {
     let config = AgentConfig { front_end: FrontEnd::Python, ..config(Profile::Latency, "") };
-    let plan = planned(&Asked { model: "llama-3.1-70b", gpus: "8x80", nvlink: 8, minor: 33, config }).unwrap();
+    let plan = planned(&Case { model: "llama-3.1-70b", gpus: "8x80", nvlink: 8, minor: 33, config }).unwrap();
     insta::assert_snapshot!(plan.page());
     insta::assert_snapshot!(plan.summary());
 }
 
 #[test]
 fn the_plan_shows_a_context_that_does_not_fit() {
-    let asked = Asked { model: "llama-3.1-8b", gpus: "2x80,1x24", nvlink: 0, minor: 20, config: config(Profile::Throughput, "") };
-    insta::assert_snapshot!(planned(&asked).unwrap().page());
+    let case = Case { model: "llama-3.1-8b", gpus: "2x80,1x24", nvlink: 0, minor: 20, config: config(Profile::Throughput, "") };
+    insta::assert_snapshot!(planned(&case).unwrap().page());
 }
 
 #[test]
 fn the_plan_shows_a_stateful_model_on_an_old_release() {
-    let asked = Asked { model: "qwen3-next-80b", gpus: "4x80", nvlink: 4, minor: 11, config: config(Profile::Conservative, "") };
-    insta::assert_snapshot!(planned(&asked).unwrap().page());
+    let case = Case { model: "qwen3-next-80b", gpus: "4x80", nvlink: 4, minor: 11, config: config(Profile::Conservative, "") };
+    insta::assert_snapshot!(planned(&case).unwrap().page());
 }
 
 #[test]
 fn the_plan_is_printed_as_json_for_programs() {
-    let asked = Asked { model: "gemma-2b", gpus: "1x24", nvlink: 0, minor: 32, config: config(Profile::Throughput, "") };
-    insta::assert_snapshot!(serde_json::to_string_pretty(&planned(&asked).unwrap().json()).unwrap());
+    let case = Case { model: "gemma-2b", gpus: "1x24", nvlink: 0, minor: 32, config: config(Profile::Throughput, "") };
+    insta::assert_snapshot!(serde_json::to_string_pretty(&planned(&case).unwrap().json()).unwrap());
 }
 
 #[test]
 fn engines_get_worker_processes_only_where_all_have_room() {
-    let asked = Asked { model: "gemma-2b", gpus: "4x80", nvlink: 0, minor: 32, config: config(Profile::Throughput, "") };
+    let case = Case { model: "gemma-2b", gpus: "4x80", nvlink: 0, minor: 32, config: config(Profile::Throughput, "") };
     let has_workers = |cpus| {
-        let plan = planned_in(&asked, HostResources { cpus, shared_bytes: 8 << 30 }).unwrap();
+        let plan = planned_in(&case, HostResources { cpus, shared_bytes: 8 << 30 }).unwrap();
         let of =
             |replica| plan.choices(replica, plan.front_end.in_use).iter().any(|choice| choice.flag == "--distributed-executor-backend");
         plan.replicas.iter().map(of).collect::<Vec<_>>()
@@ -98,7 +98,7 @@ fn engines_get_worker_processes_only_where_all_have_room() {
 
 #[test]
 fn a_host_without_gpus_serves_on_the_cpu() {
-    let cpu = |config| planned(&Asked { model: "gemma-2b", gpus: "", nvlink: 0, minor: 32, config });
+    let cpu = |config| planned(&Case { model: "gemma-2b", gpus: "", nvlink: 0, minor: 32, config });
     assert_eq!(cpu(config(Profile::Throughput, "")).unwrap().replicas.len(), 1);
     assert_eq!(cpu(AgentConfig { replicas: 3, ..config(Profile::Throughput, "") }).unwrap().replicas.len(), 3);
     let refused = cpu(AgentConfig { tp: 2, ..config(Profile::Throughput, "") }).unwrap_err().to_string();
@@ -133,8 +133,8 @@ fn the_simulated_engine_has_two_replicas_or_one_per_gpu() {
 
 #[test]
 fn the_python_plan_has_the_limit_that_rust_lacks() {
-    let asked = Asked { model: "llama-3.1-8b", gpus: "1x80", nvlink: 0, minor: 32, config: config(Profile::Throughput, "") };
-    let plan = planned(&asked).unwrap();
+    let case = Case { model: "llama-3.1-8b", gpus: "1x80", nvlink: 0, minor: 32, config: config(Profile::Throughput, "") };
+    let plan = planned(&case).unwrap();
     let has_limit = |front_end| plan.choices(&plan.replicas[0], front_end).iter().any(|choice| choice.flag == "--max-num-queued-reqs");
     assert_eq!(plan.front_end.in_use, FrontEndInUse::Rust);
     assert!(!has_limit(FrontEndInUse::Rust) && has_limit(FrontEndInUse::Python));

@@ -232,13 +232,13 @@ fn describe_capacity(memory: &MemoryBudget, context: u32, sequences: u32) -> Str
 /// Lines of the flags, one for each; several kinds of GPU have one list each.
 fn flags(plan: &Plan) -> Vec<String> {
     let mut lines = Vec::new();
-    let mut told: Vec<Vec<FlagChoice>> = Vec::new();
+    let mut printed: Vec<Vec<FlagChoice>> = Vec::new();
     for replica in &plan.replicas {
         let choices = plan.choices(replica, plan.front_end.in_use);
-        if told.contains(&choices) {
+        if printed.contains(&choices) {
             continue;
         }
-        if !told.is_empty() {
+        if !printed.is_empty() {
             lines.push(format!("  from replica {} on:", replica.index));
         }
         let width = choices.iter().map(|choice| choice.display_short().chars().count()).max().unwrap_or(0);
@@ -247,7 +247,7 @@ fn flags(plan: &Plan) -> Vec<String> {
                 .iter()
                 .map(|choice| format!("  {:<width$}  {:<14}  {}", choice.display_short(), choice.origin.as_str(), choice.because)),
         );
-        told.push(choices);
+        printed.push(choices);
     }
     lines
 }

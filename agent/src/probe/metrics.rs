@@ -199,12 +199,12 @@ impl<'a> PrometheusSample<'a> {
     }
 
     /// Value of a label. Escapes are left unchanged; numbers have none.
-    fn label(&self, wanted: &str) -> Option<&'a str> {
+    fn label(&self, key: &str) -> Option<&'a str> {
         let mut rest = self.labels;
         loop {
             let (name, after) = rest.split_once("=\"")?;
             let close = end_of_quoted(after)?;
-            if name.trim_start_matches([',', ' ']) == wanted {
+            if name.trim_start_matches([',', ' ']) == key {
                 return Some(&after[..close]);
             }
             rest = &after[close + 1..];

@@ -41,9 +41,9 @@ impl Probed {
 
     /// Number of readings from now on, over a span of time.
     async fn readings_in(&mut self, span: Duration) -> usize {
-        let before = self.engine.asked.lock().len();
+        let before = self.engine.requests.lock().len();
         tokio::time::sleep(span).await;
-        self.engine.asked.lock().len() - before
+        self.engine.requests.lock().len() - before
     }
 }
 
@@ -56,9 +56,9 @@ async fn an_engine_without_the_filtered_page_is_asked_for_everything() {
     probed.sample(|sample| sample.metrics.running == 3).await;
     probed.samples.mark_unchanged();
     probed.samples.changed().await.unwrap();
-    let asked = probed.engine.asked.lock().clone();
-    assert!(asked[0].starts_with("/metrics/?name[]="));
-    assert!(asked[1..].iter().all(|path| path == "/metrics"));
+    let requests = probed.engine.requests.lock().clone();
+    assert!(requests[0].starts_with("/metrics/?name[]="));
+    assert!(requests[1..].iter().all(|path| path == "/metrics"));
 }
 
 #[tokio::test]
@@ -95,8 +95,8 @@ async fn an_idle_engine_is_read_rarely_until_a_request_arrives() {
 #[test]
 fn a_cache_size_once_read_is_remembered() {
     let (sender, samples) = watch::channel(None);
-    let told = EngineMetrics { kv_blocks: Some(64), block_size: Some(16), ..EngineMetrics::default() };
-    publish(&sender, Some(told));
+    let reported = EngineMetrics { kv_blocks: Some(64), block_size: Some(16), ..EngineMetrics::default() };
+    publish(&sender, Some(reported));
     publish(&sender, Some(EngineMetrics::default()));
-    assert_eq!(samples.borrow().unwrap().metrics, told);
+    assert_eq!(samples.borrow().unwrap().metrics, reported);
 }

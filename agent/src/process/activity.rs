@@ -15,6 +15,12 @@ use super::table;
 /// With tensor parallelism the core may sleep while its workers compute.
 const CORE_PROCESS_NAMES: [&str; 2] = ["VLLM::EngineCor", "VLLM::Worker"];
 
+/// Compilers that engines start for new kernels: of Inductor's C++, and of CUDA.
+///
+/// On a host that is busy they get a small share of a core: 0.37 was seen of `cc1plus` with seven
+/// processes on two cores, while the first request with log probabilities waited for 40 s.
+const COMPILER_NAMES: [&str; 5] = ["cc1plus", "cc1", "cicc", "ptxas", "nvlink"];
+
 /// Ticks per second of Linux's CPU time for user space: hundredths of a second on every
 /// architecture that vLLM runs on (USER_HZ, proc(5)).
 const TICKS_PER_SECOND: f64 = 100.0;
@@ -110,7 +116,8 @@ impl ProcessSnapshot {
             // A hung engine starts no process; one that compiles a kernel starts one compiler after
             // another.
             None => true,
-            Some(share) => share >= if is_core(&process) { CORE_BUSY_SHARE } else { FRONT_END_BUSY_SHARE },
+            Some(share) if is_core(&process) || process.is_compiler() => share >= CORE_BUSY_SHARE,
+            Some(share) => share >= FRONT_END_BUSY_SHARE,
         };
         match self.processes.as_slice() {
             [] => ProcessActivity::Unknown,
@@ -149,6 +156,10 @@ impl ProcessSample {
 
     fn is_core(&self) -> bool {
         is_core_name(&self.name)
+    }
+
+    fn is_compiler(&self) -> bool {
+        COMPILER_NAMES.contains(&&*self.name)
     }
 
     /// Share of a CPU that the process has used; `None` for a process that did not exist earlier.

@@ -1,8 +1,8 @@
 //! Exit status of a process in which an engine computes.
 //!
-//! Its parent is the engine's front-end, and only a parent is told. But the kernel shows the status
-//! of an ended process until its parent reaps it. A waiter for the end sees the status then, unless
-//! the parent was faster. The supervisor uses it to tell a kill from a crash.
+//! The process's parent is the engine's front-end, and only a parent is notified. But the kernel
+//! shows the status of an ended process until its parent reaps it. A waiter for the end sees the
+//! status then, unless the parent was faster. The supervisor uses it to tell a kill from a crash.
 
 use std::fs;
 use std::os::fd::OwnedFd;

@@ -145,8 +145,8 @@ async fn a_simulated_engine_is_asked_for_its_prompt_files() {
     let engine = Scripted::start(Box::new(|path| Some((if path.ends_with(".json") { 200 } else { 404 }, "{}".to_owned()))));
     let source = PromptFileSource::new(&EngineProgram::Simulated { program: "/opt/hostler".into() }, &AgentConfig::default());
     let bundle = source.load(&engine.socket).await.unwrap();
-    let asked = engine.asked.lock().clone();
-    assert_eq!(asked, ["/sim/model/tokenizer.json", "/sim/model/tokenizer_config.json"]);
+    let requests = engine.requests.lock().clone();
+    assert_eq!(requests, ["/sim/model/tokenizer.json", "/sim/model/tokenizer_config.json"]);
     let names: Vec<String> = wire::PromptBundle::decode(bundle.bytes).unwrap().files.into_iter().map(|file| file.name).collect();
     assert_eq!(names, ["tokenizer.json", "tokenizer_config.json"]);
     assert!(source.load(Path::new("/no/socket")).await.unwrap_err().to_string().contains("/sim/model/tokenizer.json"));

@@ -113,9 +113,11 @@ fn files_of_others_stay_in_the_run_directory() {
 #[test]
 fn a_configured_log_directory_is_made() {
     let parent = temporary();
-    let wanted = parent.path().join("a/b");
-    assert_eq!(log_dir(&wanted).unwrap(), wanted);
-    assert!(wanted.is_dir());
+    let requested = parent.path().join("a/b");
+    assert_eq!(log_dir(&requested).unwrap(), requested);
+    let refused = log_dir(Path::new("/dev/null/logs")).unwrap_err().to_string();
+    assert!(refused.contains("name another with --log-dir"), "{refused}");
+    assert!(requested.is_dir());
 }
 
 #[test]

@@ -151,7 +151,7 @@ struct SessionEnds {
 }
 
 impl SessionEnds {
-    /// Resolves when a router that does not have this agent is not wanted any more.
+    /// Resolves when a router that does not have this agent is no longer a target.
     async fn cancelled(&self) {
         tokio::select! {
             () = self.now.cancelled() => {}

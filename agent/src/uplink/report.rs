@@ -76,7 +76,7 @@ impl Reporter {
         wire::Report { sequence, snapshot: false, replicas, job: self.job_news(node.job()) }
     }
 
-    /// Job data, if more is known than the router has been told.
+    /// Job data, if more is known than was reported to the router.
     fn job_news(&mut self, job: Option<&JobClock>) -> Option<wire::Job> {
         let job = job?;
         let facts = *job.facts().borrow();

@@ -252,7 +252,7 @@ impl Session {
         let mut next_report = Instant::now();
         loop {
             // Changes until the next report is due leave together.
-            let news = async {
+            let changed = async {
                 sleep_until(next_report).await;
                 state.changed().await
             };
@@ -271,7 +271,7 @@ impl Session {
                     self.bid_farewell().await;
                     return None;
                 }
-                _ = news => {
+                _ = changed => {
                     heartbeat.reset();
                     next_report = Instant::now() + REPORT_INTERVAL;
                     self.report().await

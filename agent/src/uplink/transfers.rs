@@ -1,5 +1,5 @@
 //! Data that one session sends in parts between its reports: the cached blocks of its replicas'
-//! engines, and the prompt files that its router asked for.
+//! engines, and the prompt files that its router requested.
 //!
 //! The queue decides the next part; the session sends it when there is room.
 

@@ -156,7 +156,7 @@ fn cache_events_obstacle(launch: &LaunchContext<'_>) -> Option<String> {
     }
 }
 
-/// Flag that makes the engine send KV events, if they are wanted.
+/// Flag that makes the engine send KV events, if they are enabled.
 fn cache_event_arguments(launch: &LaunchContext<'_>) -> Vec<OsString> {
     let KvEventSource::Sockets { live, replay } = cache_source(launch) else { return Vec::new() };
     let config = serde_json::json!({

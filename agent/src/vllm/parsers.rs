@@ -19,7 +19,7 @@ const ASK_TIMEOUT: Duration = Duration::from_secs(5);
 /// Parsers of a front-end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum InstalledParsers {
-    /// Names that the installed front-end has registered; empty if it could not be asked.
+    /// Names that the installed front-end has registered; empty if it could not be queried.
     Listed { tools: BTreeSet<String>, reasoning: BTreeSet<String> },
     /// The release is not installed, and assumed to have what is needed.
     Assumed,

@@ -22,7 +22,7 @@ pub(crate) const TRACES_ENVIRONMENT: [(&str, &str); 2] = [("OTEL_SERVICE_NAME", 
 /// Destination of engines' spans.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum EngineTraces {
-    /// Nobody has asked for spans.
+    /// Nobody has requested spans.
     #[default]
     Unasked,
     /// Spans go to the collector at this URL.
@@ -34,8 +34,8 @@ pub enum EngineTraces {
 
 impl EngineTraces {
     /// Possible destination with the installed vLLM, as the agent's environment asks.
-    pub(crate) fn of(asked: Result<Option<TraceSettings>, CollectorSettingsError>, installed: Option<&InstalledVllm>) -> Self {
-        let settings = match asked {
+    pub(crate) fn of(requested: Result<Option<TraceSettings>, CollectorSettingsError>, installed: Option<&InstalledVllm>) -> Self {
+        let settings = match requested {
             Ok(None) => return Self::Unasked,
             Ok(Some(settings)) => settings,
             Err(error) => return Self::Impossible { because: error.to_string() },
@@ -63,7 +63,7 @@ mod tests {
     use crate::vllm::VllmVersion;
     use crate::vllm::parsers::InstalledParsers;
 
-    fn asked(endpoint: &str) -> Result<Option<TraceSettings>, CollectorSettingsError> {
+    fn requested(endpoint: &str) -> Result<Option<TraceSettings>, CollectorSettingsError> {
         Ok(Some(TraceSettings::for_endpoint(endpoint.into())))
     }
 
@@ -76,7 +76,7 @@ mod tests {
         let newest = installed(32, true);
         assert_eq!(EngineTraces::of(Ok(None), Some(&newest)), EngineTraces::Unasked);
         let sent = EngineTraces::SentTo("http://collector:4317".into());
-        assert_eq!(EngineTraces::of(asked("http://collector:4317"), Some(&newest)), sent);
+        assert_eq!(EngineTraces::of(requested("http://collector:4317"), Some(&newest)), sent);
         let protocol = ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json");
         let wrong = TraceSettings::from_environment(|name| Some(if name == protocol.0 { protocol.1 } else { "" }.into()));
         assert_eq!(EngineTraces::of(wrong, Some(&newest)), EngineTraces::Unasked, "no endpoint");
@@ -86,7 +86,9 @@ mod tests {
             ("http://collector:4317", Some(installed(10, true)), "vLLM 0.10.0"),
             ("http://collector:4317", Some(installed(32, false)), "opentelemetry-exporter-otlp"),
         ] {
-            let EngineTraces::Impossible { because } = EngineTraces::of(asked(endpoint), installed.as_ref()) else { panic!("{endpoint}") };
+            let EngineTraces::Impossible { because } = EngineTraces::of(requested(endpoint), installed.as_ref()) else {
+                panic!("{endpoint}")
+            };
             assert!(because.contains(words), "{because}");
         }
     }

@@ -51,11 +51,11 @@ fn different_input_files_have_different_digests() {
 
 #[test]
 fn wrong_lines_are_named_up_to_a_limit() {
-    let said = problems(&[request("a"), "{\n".to_owned(), request("b"), request("a")].concat());
-    assert!(said.contains("line 2: it is no JSON object") && said.contains("line 4: line 1 has its custom_id \"a\""), "{said}");
-    assert!(said.starts_with("nothing was sent") && !said.contains("line 3"), "{said}");
-    let said = problems(&"{\n".repeat(25));
-    assert!(said.contains("line 10:") && !said.contains("line 11:") && said.ends_with("and 15 more lines"), "{said}");
+    let message = problems(&[request("a"), "{\n".to_owned(), request("b"), request("a")].concat());
+    assert!(message.contains("line 2: it is no JSON object") && message.contains("line 4: line 1 has its custom_id \"a\""), "{message}");
+    assert!(message.starts_with("nothing was sent") && !message.contains("line 3"), "{message}");
+    let message = problems(&"{\n".repeat(25));
+    assert!(message.contains("line 10:") && !message.contains("line 11:") && message.ends_with("and 15 more lines"), "{message}");
 }
 
 #[test]

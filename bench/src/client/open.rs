@@ -41,7 +41,7 @@ impl Open {
 
     /// Sends a request; its answer may begin before all of it has been sent.
     ///
-    /// `keep` selects the wanted headers of the answer.
+    /// `keep` selects the headers to keep of the answer.
     pub(super) async fn ask<H>(
         &mut self,
         head: Bytes,

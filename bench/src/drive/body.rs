@@ -12,6 +12,17 @@ pub(crate) struct RequestOptions {
     pub(crate) model: String,
     pub(crate) stream: bool,
     pub(crate) ignore_eos: bool,
+    /// Further fields of a request, one of them by its question.
+    pub(crate) response_formats: Vec<String>,
+}
+
+impl RequestOptions {
+    /// The further field for a session. Its first question decides.
+    fn response_format(&self, session: &Session) -> &str {
+        let question = session.turns.first().map_or("", |turn| &turn.says);
+        let sum = question.bytes().fold(0_usize, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into()));
+        sum.checked_rem(self.response_formats.len()).map_or("", |index| &self.response_formats[index])
+    }
 }
 
 /// Request of a turn, with the answers to the earlier turns.
@@ -53,7 +64,7 @@ pub(crate) fn body(form: &RequestOptions, session: &Session, turn: usize, answer
     }
     let all = if form.ignore_eos { ",\"ignore_eos\":true" } else { "" };
     let stream = if form.stream { ",\"stream\":true,\"stream_options\":{\"include_usage\":true}" } else { "" };
-    let _ = write!(body, ",\"max_tokens\":{}{stream}{all}}}", turns[turn].most_tokens);
+    let _ = write!(body, ",\"max_tokens\":{}{stream}{all}{}}}", turns[turn].most_tokens, form.response_format(session));
     body
 }
 

@@ -18,7 +18,7 @@ use crate::target::Target;
 
 /// Pause of a closed loop's client after a failure.
 ///
-/// Without it, a target that refuses at once would be asked a million times a second.
+/// Without it, a target that refuses at once would get a million requests a second.
 const FAILED_PAUSE: Duration = Duration::from_millis(50);
 
 #[derive(Debug)]
@@ -37,7 +37,7 @@ pub(super) struct LoadContext {
     pub(super) recorder: Recorder,
     /// When counting begins.
     pub(super) counted_from: Instant,
-    /// End of the time in which questions are asked.
+    /// End of the time in which requests are sent.
     pub(super) until: Option<Instant>,
     /// Counted requests that may still begin.
     pub(super) left: Option<AtomicU64>,

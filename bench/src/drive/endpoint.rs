@@ -37,7 +37,13 @@ pub(super) async fn endpoints(args: &BenchArgs) -> Result<Vec<Arc<Endpoint>>, Er
     let mut endpoints = Vec::new();
     for (index, target) in args.common.target.iter().enumerate() {
         let model = model(target, key.clone(), args.common.model.as_deref()).await?;
-        let form = RequestOptions { api: args.common.api, model, stream: !args.common.no_stream, ignore_eos: args.common.ignore_eos };
+        let form = RequestOptions {
+            api: args.common.api,
+            model,
+            stream: !args.common.no_stream,
+            ignore_eos: args.common.ignore_eos,
+            response_formats: args.response_formats()?,
+        };
         endpoints.push(Arc::new(Endpoint {
             name: args.target_name(index),
             target: target.clone(),
@@ -61,12 +67,12 @@ fn key(variable: &str) -> Result<Option<HeaderValue>, Error> {
 /// Model to ask for.
 ///
 /// The target is asked in any case, so that a missing one is noticed before the load begins.
-async fn model(target: &Target, key: Option<HeaderValue>, wanted: Option<&str>) -> Result<String, Error> {
+async fn model(target: &Target, key: Option<HeaderValue>, requested: Option<&str>) -> Result<String, Error> {
     let page = Client::new(target.place.clone()).get(&format!("{}/models", target.path), key, MODELS_TIMEOUT).await;
     if let Err(error @ (ClientError::Connect(_) | ClientError::ConnectTimeout)) = page {
         return Err(Error::Unreachable { target: target.to_string(), reason: error.to_string() });
     }
-    if let Some(model) = wanted {
+    if let Some(model) = requested {
         return Ok(model.to_owned());
     }
     let unnamed = |reason: String| Error::NoModel { target: target.to_string(), reason };

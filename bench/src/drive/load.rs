@@ -63,7 +63,7 @@ where
 
     let mut fleet = plan.endpoint.metrics.clone().map(FleetProbe::new);
     let kv_use = Mutex::new(None);
-    let mut told = ProgressTracker::new(plan, began);
+    let mut tracker = ProgressTracker::new(plan, began);
     {
         let watching = watch(fleet.as_mut(), counted_from, &kv_use);
         tokio::pin!(all, watching);
@@ -71,16 +71,16 @@ where
             tokio::select! {
                 () = &mut all => break,
                 () = &mut watching => {}
-                () = sleep_until(told.next.into()) => {
-                    if told.next > counted_from {
+                () = sleep_until(tracker.next.into()) => {
+                    if tracker.next > counted_from {
                         talks.recorder.tick(*kv_use.lock());
                     }
-                    show(told.tick(&talks));
+                    show(tracker.tick(&talks));
                 }
             }
         }
     }
-    show(told.progress(&talks, Instant::now()));
+    show(tracker.progress(&talks, Instant::now()));
     let fleet = match &mut fleet {
         None => None,
         Some(fleet) => {

@@ -268,14 +268,14 @@ async fn a_cancelled_measurement_leaves_no_request_behind() {
     let target = format!("http://{}", listener.local_addr().unwrap());
     let flags = ["sustained", "--target", &target, "--model", "m", "--concurrency", "1", "--warm-up", "0s"];
     let args = parsed(&flags);
-    let mut asked = None;
+    let mut connection = None;
     let engine = async {
-        while asked.is_none() {
+        while connection.is_none() {
             let (mut stream, _) = listener.accept().await.unwrap();
             let mut request = vec![0; 4096];
             let read = stream.read(&mut request).await.unwrap();
             if request[..read].starts_with(b"POST") {
-                asked = Some(stream);
+                connection = Some(stream);
             } else {
                 stream.write_all(http("404 Not Found", "{}").as_bytes()).await.unwrap();
             }
@@ -285,7 +285,7 @@ async fn a_cancelled_measurement_leaves_no_request_behind() {
         report = run(&args, drop) => panic!("nothing was answered, and yet it ended: {:?}", report.map(|report| report.scenario)),
         () = engine => {}
     }
-    let read_on = asked.unwrap();
+    let read_on = connection.unwrap();
     let closed = async {
         while matches!(read_on.try_read(&mut [0; 4096]), Err(_) | Ok(1..)) {
             tokio::time::sleep(Duration::from_millis(1)).await;

@@ -71,8 +71,8 @@ fn the_last_usage_of_a_stream_counts() {
         let last = text.lines().rfind(|line| line.contains(r#""usage":{"#)).unwrap();
         let event: serde_json::Value = serde_json::from_str(last.strip_prefix("data: ").unwrap()).unwrap();
         let usage = scanner.usage().unwrap();
-        let told = (event["usage"]["prompt_tokens"].as_u64().unwrap(), event["usage"]["completion_tokens"].as_u64().unwrap());
-        assert_eq!((usage.prompt_tokens, usage.completion_tokens), told, "{name}");
+        let expected = (event["usage"]["prompt_tokens"].as_u64().unwrap(), event["usage"]["completion_tokens"].as_u64().unwrap());
+        assert_eq!((usage.prompt_tokens, usage.completion_tokens), expected, "{name}");
     }
     let (_, scanner) = scanned(
         "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":2,\"prompt_tokens_details\":{\"cached_tokens\":4}}}\n\n",

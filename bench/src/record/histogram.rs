@@ -67,11 +67,11 @@ impl Histogram {
     /// Time that a part of all times (0 to 1) does not exceed, in milliseconds.
     #[expect(clippy::cast_precision_loss, reason = "counts stay far below 2^52")]
     pub(crate) fn quantile(&self, part: f64) -> f64 {
-        let wanted = part * self.count as f64;
+        let target = part * self.count as f64;
         let mut seen = 0;
         for (bucket, count) in (0..).zip(&self.counts) {
             seen += count;
-            if *count > 0 && seen as f64 >= wanted {
+            if *count > 0 && seen as f64 >= target {
                 return upper_bound(bucket).min(self.longest) as f64 / 1000.0;
             }
         }

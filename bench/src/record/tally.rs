@@ -29,7 +29,7 @@ pub(super) struct Tally {
     prompt_tokens: u64,
     output_tokens: u64,
     cached_tokens: u64,
-    /// Prompt tokens of the answers that said how many were cached.
+    /// Prompt tokens of the answers that report how many were cached.
     told_tokens: u64,
     met: u64,
     /// Output within the counted time, whenever it was due.

@@ -28,8 +28,8 @@ fn recorder(limits: Limits) -> (Recorder, Instant) {
     (Recorder::new(start, None, limits), start)
 }
 
-fn near(value: f64, wanted: f64) -> bool {
-    (value - wanted).abs() <= wanted.abs() * 0.04
+fn near(value: f64, expected: f64) -> bool {
+    (value - expected).abs() <= expected.abs() * 0.04
 }
 
 #[test]
@@ -46,8 +46,11 @@ fn totals_cover_all_requests() {
     assert_eq!((all.prompt_tokens_mean, all.output_tokens_mean), (Some(50.0), Some(11.0)));
     assert_eq!(all.cached_share, Some(0.4), "of the answers that said it");
     assert_eq!((all.ttft_ms.count, all.itl_ms.count, all.tpot_ms.count, all.e2e_ms.count), (10, 100, 10, 10));
-    for (quantiles, wanted) in [(all.ttft_ms, 100.0), (all.itl_ms, 100.0), (all.tpot_ms, 100.0), (all.e2e_ms, 1100.0)] {
-        assert!([quantiles.mean, quantiles.p50, quantiles.p99, quantiles.max].into_iter().all(|time| near(time, wanted)), "{quantiles:?}");
+    for (quantiles, expected) in [(all.ttft_ms, 100.0), (all.itl_ms, 100.0), (all.tpot_ms, 100.0), (all.e2e_ms, 1100.0)] {
+        assert!(
+            [quantiles.mean, quantiles.p50, quantiles.p99, quantiles.max].into_iter().all(|time| near(time, expected)),
+            "{quantiles:?}"
+        );
     }
     assert_eq!((all.goodput, all.met), (None, None));
 }

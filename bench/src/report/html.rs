@@ -260,17 +260,17 @@ fn write_failures(page: &mut String, report: &Report) {
 fn conditions(page: &mut String, report: &Report) {
     let machine = &report.machine;
     page.push_str("<h2>Conditions</h2>\n<dl>\n");
-    let mut told = |name: &str, value: &str| {
+    let mut write_row = |name: &str, value: &str| {
         let _ = writeln!(page, "<dt>{}</dt><dd>{}</dd>", escape(name), escape(value));
     };
     for (name, value) in &report.settings {
-        told(name, value);
+        write_row(name, value);
     }
     for target in &report.targets {
-        told(&format!("model of {}", target.name), &target.model);
+        write_row(&format!("model of {}", target.name), &target.model);
     }
-    told("load made on", &format!("{}, {} cores, {}", machine.processor, machine.cores, machine.system));
-    told("hostler", &machine.hostler);
+    write_row("load made on", &format!("{}, {} cores, {}", machine.processor, machine.cores, machine.system));
+    write_row("hostler", &machine.hostler);
     page.push_str("</dl>\n<h2>Words</h2>\n<dl>\n");
     for (word, meaning) in GLOSSARY {
         let _ = writeln!(page, "<dt>{word}</dt><dd>{meaning}</dd>");

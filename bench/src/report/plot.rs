@@ -171,9 +171,9 @@ pub(super) fn bars(labels: &Labels<'_>, groups: &[Group<'_>], names: &[String]) 
         for (target, bar) in group.bars.iter().enumerate() {
             let Some(bar) = bar else { continue };
             let (x, y, colour) = (first + width * target as f64, axis.up(bar.median), target % COLOURS);
-            let mut told = format!("{}, {}: {}", names[target], group.name, number(bar.median));
+            let mut tooltip = format!("{}, {}: {}", names[target], group.name, number(bar.median));
             if bar.least < bar.most {
-                let _ = write!(told, " ({} – {})", number(bar.least), number(bar.most));
+                let _ = write!(tooltip, " ({} – {})", number(bar.least), number(bar.most));
             }
             let _ = writeln!(
                 text,
@@ -181,7 +181,7 @@ pub(super) fn bars(labels: &Labels<'_>, groups: &[Group<'_>], names: &[String]) 
                 x + 1.5,
                 width - 3.0,
                 (BOTTOM - y).max(1.0),
-                escape(&told)
+                escape(&tooltip)
             );
             let (centre, top) = (x + width / 2.0, axis.up(bar.most));
             if bar.least < bar.most {
@@ -225,11 +225,11 @@ pub(super) fn lines(labels: &Labels<'_>, curves: &[Curve], x: &Axis, y: &Axis) -
         let _ = writeln!(text, "<path class=\"line s{colour}\" d=\"{path}\"><title>{}</title></path>", escape(&curve.name));
         for point in curve.points.iter().filter(|_| curve.marks != Marks::None) {
             let (across, up) = (x.across(point.x), y.up(point.y));
-            let told = format!("{}, {} clients: {}", curve.name, point.clients, number(point.y));
+            let tooltip = format!("{}, {} clients: {}", curve.name, point.clients, number(point.y));
             let _ = writeln!(
                 text,
                 "<circle class=\"f{colour}\" cx=\"{across:.1}\" cy=\"{up:.1}\" r=\"3.5\"><title>{}</title></circle>",
-                escape(&told)
+                escape(&tooltip)
             );
             // The first target's labels stand above its points, those of the others below, as their
             // curves are often close.

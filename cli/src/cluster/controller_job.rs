@@ -52,22 +52,22 @@ pub(super) fn render(fleet: &Fleet, scheduler: Scheduler) -> anyhow::Result<Rend
 /// submitted again: it would die again.
 pub(super) async fn wait_until_runs(fleet: &Fleet) -> anyhow::Result<Endpoint> {
     let scheduler = fleet.config.find_scheduler()?;
-    let (mut said, mut asked, mut listed) = (String::new(), None::<Instant>, Instant::now());
+    let (mut printed, mut asked_at, mut listed) = (String::new(), None::<Instant>, Instant::now());
     loop {
         if let Some(endpoint) = find_controller(&fleet.folder).await? {
             return Ok(endpoint);
         }
-        if asked.is_none_or(|asked| asked.elapsed() >= ASK_INTERVAL) {
-            asked = Some(Instant::now());
+        if asked_at.is_none_or(|asked_at| asked_at.elapsed() >= ASK_INTERVAL) {
+            asked_at = Some(Instant::now());
             let line = match list_jobs(fleet, scheduler).await {
                 Ok(jobs) => describe(&jobs),
                 Err(error) => Some(format!("trouble   {error:#}")),
             };
             if let Some(line) = line {
                 listed = Instant::now();
-                if line != said {
+                if line != printed {
                     say(&line);
-                    said = line;
+                    printed = line;
                 }
             } else if listed.elapsed() >= LIST_LAG {
                 let logs = fleet.folder.job_logs();

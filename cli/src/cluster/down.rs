@@ -107,7 +107,7 @@ fn remove_entries(folder: &FleetFolder, names: &[String]) -> anyhow::Result<Vec<
 
 /// Shows which jobs of these entries are left, until none is.
 async fn until_gone(folder: &FleetFolder, names: &[String], began: SystemTime) -> anyhow::Result<()> {
-    let (mut said, mut heartbeat) = (BTreeSet::new(), HeartbeatWatch::new());
+    let (mut printed, mut heartbeat) = (BTreeSet::new(), HeartbeatWatch::new());
     while folder.endpoint()?.is_some() {
         if let Some(FleetStatus { at, entries, trouble }) = folder.status()? {
             let left: Vec<&EntryStatus> = entries.iter().filter(|entry| names.contains(&entry.name)).collect();
@@ -115,7 +115,7 @@ async fn until_gone(folder: &FleetFolder, names: &[String], began: SystemTime) -
             let lines =
                 with_jobs.map(|entry| describe_ending(entry)).chain(Some(format!("trouble   {trouble}")).filter(|_| !trouble.is_empty()));
             for line in lines.filter(|_| at >= began).collect::<BTreeSet<_>>() {
-                if said.insert(line.clone()) {
+                if printed.insert(line.clone()) {
                     say(&line);
                 }
             }

@@ -1,5 +1,5 @@
-//! Commands that set what is wanted of a fleet of batch jobs: `hostler up --nodes`, `wait`, `scale`
-//! and `down`.
+//! Commands that set the desired state of a fleet of batch jobs: `hostler up --nodes`, `wait`,
+//! `scale` and `down`.
 //!
 //! They write it into the fleet's folder, start the controller if none runs, and watch. The
 //! controller does the rest.
@@ -83,7 +83,7 @@ impl Fleet {
     }
 }
 
-/// Starts the controller if something is wanted, or jobs are left from before.
+/// Starts the controller if an entry is desired, or jobs are left from before.
 pub(crate) async fn ensure(file: Option<&Path>) -> anyhow::Result<()> {
     let fleet = Fleet::open(file)?;
     if fleet.folder.entries()?.is_empty() && fleet.folder.remembered()?.is_empty() {

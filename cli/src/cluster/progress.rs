@@ -17,7 +17,7 @@ const MOST_FAILURES: u32 = 3;
 /// Lines already shown for an entry.
 #[derive(Debug, Default)]
 pub(super) struct EntryProgress {
-    said: BTreeSet<String>,
+    printed: BTreeSet<String>,
 }
 
 /// Outlook of an entry for those who wait for it.
@@ -33,12 +33,12 @@ pub(super) enum Outlook {
 
 /// A line, and the part that has to change for it to be shown again.
 #[derive(Debug)]
-struct Told {
+struct ProgressNote {
     key: String,
     line: String,
 }
 
-impl Told {
+impl ProgressNote {
     fn plain(line: String) -> Self {
         Self { key: line.clone(), line }
     }
@@ -47,9 +47,9 @@ impl Told {
 impl EntryProgress {
     /// Lines to show now.
     pub(super) fn lines(&mut self, entry: &EntryStatus, trouble: &str) -> Vec<String> {
-        let mut told = describe(entry);
-        told.extend(describe_trouble(trouble));
-        self.take(told)
+        let mut notes = describe(entry);
+        notes.extend(describe_trouble(trouble));
+        self.take(notes)
     }
 
     /// Lines to show while nothing is known of the entry.
@@ -57,9 +57,9 @@ impl EntryProgress {
         self.take(describe_trouble(trouble).into_iter().collect())
     }
 
-    fn take(&mut self, told: Vec<Told>) -> Vec<String> {
-        let new = told.iter().filter(|told| !self.said.contains(&told.key)).map(|told| told.line.clone()).collect();
-        self.said = told.into_iter().map(|told| told.key).collect();
+    fn take(&mut self, notes: Vec<ProgressNote>) -> Vec<String> {
+        let new = notes.iter().filter(|notes| !self.printed.contains(&notes.key)).map(|notes| notes.line.clone()).collect();
+        self.printed = notes.into_iter().map(|notes| notes.key).collect();
         new
     }
 }
@@ -94,52 +94,52 @@ pub(super) fn describe_changed_settings(jobs: &[&JobStatus]) -> Vec<String> {
     lines
 }
 
-fn describe_trouble(trouble: &str) -> Option<Told> {
-    Some(Told::plain(format!("trouble   {}", trouble.trim()))).filter(|_| !trouble.is_empty())
+fn describe_trouble(trouble: &str) -> Option<ProgressNote> {
+    Some(ProgressNote::plain(format!("trouble   {}", trouble.trim()))).filter(|_| !trouble.is_empty())
 }
 
-fn describe(entry: &EntryStatus) -> Vec<Told> {
-    let mut told = Vec::new();
+fn describe(entry: &EntryStatus) -> Vec<ProgressNote> {
+    let mut notes = Vec::new();
     let mut rest: Vec<&JobStatus> = entry.jobs.iter().filter(|job| job.state != "ready").collect();
     while let Some(first) = rest.first().copied() {
         let (same, others): (Vec<_>, Vec<_>) = rest.into_iter().partition(|job| job.state == first.state && job.comment == first.comment);
-        told.push(describe_jobs(first, &same));
+        notes.push(describe_jobs(first, &same));
         rest = others;
     }
     if entry.ready > 0 {
-        told.push(Told::plain(format!("ready     {} of {}", entry.ready.min(entry.wanted), count(entry.wanted, "node"))));
+        notes.push(ProgressNote::plain(format!("ready     {} of {}", entry.ready.min(entry.wanted), count(entry.wanted, "node"))));
     }
     if entry.given_up {
         let failed = count(entry.failures, "time");
-        told.push(Told::plain(format!(
+        notes.push(ProgressNote::plain(format!(
             "given up  failed {failed} in a row: mend the cause, and `hostler up` or `hostler scale` tries again"
         )));
     } else if let Some(pause) = entry.pause.filter(|_| entry.failures > 0) {
         let failed = format!("failed    {} in a row", count(entry.failures, "time"));
-        told.push(Told { line: format!("{failed}; submitted again in {}", time_in_words(pause)), key: failed });
+        notes.push(ProgressNote { line: format!("{failed}; submitted again in {}", time_in_words(pause)), key: failed });
     }
     if let Some(seconds) = entry.limited {
         let limited = format!("limited   {LIMITED}");
-        told.push(Told { line: format!("{limited}; the next in {}", time_in_words(seconds)), key: limited });
+        notes.push(ProgressNote { line: format!("{limited}; the next in {}", time_in_words(seconds)), key: limited });
     }
     if !entry.refusal.is_empty() {
-        told.push(Told::plain(format!("refused   {}", entry.refusal.trim())));
+        notes.push(ProgressNote::plain(format!("refused   {}", entry.refusal.trim())));
     }
-    told
+    notes
 }
 
 /// Describes jobs in the same state for which the scheduler gives the same reason.
-fn describe_jobs(first: &JobStatus, jobs: &[&JobStatus]) -> Told {
+fn describe_jobs(first: &JobStatus, jobs: &[&JobStatus]) -> ProgressNote {
     let (word, remark) = match first.state.as_str() {
         "waiting for its agent" => ("running", " its agent is starting".to_owned()),
         "queued" | "held" => (first.state.as_str(), format!(" {}", first.comment)),
         state => (state, String::new()),
     };
     let colon = if remark.trim().is_empty() { "" } else { ":" };
-    let said = format!("{word:<9} {}{colon}{}", name_jobs(jobs), remark.trim_end());
+    let text = format!("{word:<9} {}{colon}{}", name_jobs(jobs), remark.trim_end());
     let next_start = jobs.iter().filter_map(|job| job.starts_in).min();
     let estimate = next_start.map(|seconds| format!("; expected to start in {}", time_in_words(seconds))).unwrap_or_default();
-    Told { key: format!("{said}{}", next_start.is_some()), line: format!("{said}{estimate}") }
+    ProgressNote { key: format!("{text}{}", next_start.is_some()), line: format!("{text}{estimate}") }
 }
 
 fn name_jobs(jobs: &[&JobStatus]) -> String {

@@ -98,11 +98,11 @@ impl<'a> Watch<'a> {
         }
         loop {
             let entries = self.folder.entries()?;
-            let Some(wanted) = entries.iter().find(|entry| entry.name == self.name) else {
+            let Some(desired) = entries.iter().find(|entry| entry.name == self.name) else {
                 return Err(WatchError::Removed(self.name.to_owned()).into());
             };
             let endpoint = self.folder.endpoint()?;
-            let (entry, trouble) = self.read_status(wanted)?;
+            let (entry, trouble) = self.read_status(desired)?;
             if let Some(entry) = entry {
                 self.progress.lines(&entry, &trouble).iter().for_each(|line| say(line));
                 self.engines.look(self.folder, endpoint.as_ref(), &entry).await;
@@ -138,13 +138,13 @@ impl<'a> Watch<'a> {
 
     /// The entry in the controller's view, and the controller's trouble. The entry is `None` until
     /// the controller has read what is wanted now.
-    fn read_status(&self, wanted: &FleetEntry) -> anyhow::Result<(Option<EntryStatus>, String)> {
+    fn read_status(&self, desired: &FleetEntry) -> anyhow::Result<(Option<EntryStatus>, String)> {
         let Some(FleetStatus { at, entries, trouble }) = self.folder.status()? else { return Ok((None, String::new())) };
-        let has_size = |entry: &EntryStatus| match wanted.size {
+        let has_size = |entry: &EntryStatus| match desired.size {
             FleetSize::Fixed(nodes) => entry.wanted == nodes,
             FleetSize::Elastic { min, max, .. } => (min..=max).contains(&entry.wanted),
         };
-        let is_current = |entry: &EntryStatus| entry.asked >= wanted.asked && has_size(entry);
+        let is_current = |entry: &EntryStatus| entry.asked >= desired.asked && has_size(entry);
         let entry = entries.into_iter().find(|entry| entry.name == self.name).filter(is_current);
         Ok(if at >= self.began { (entry, trouble) } else { (None, String::new()) })
     }

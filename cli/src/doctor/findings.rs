@@ -216,10 +216,10 @@ fn check_engine(facts: &HostFacts) -> CheckResult {
         InstalledEngine::Simulated => CheckResult::ok(subject, "simulated engines need nothing"),
         InstalledEngine::Vllm(path) => CheckResult::ok(subject, format!("jobs find {path}")),
         InstalledEngine::Missing { program, error } => {
-            let said = if error.is_empty() { String::new() } else { format!(" ({error})") };
+            let detail = if error.is_empty() { String::new() } else { format!(" ({error})") };
             CheckResult::problem(
                 subject,
-                format!("a login shell finds no `{program}` after the lines of cluster.setup{said}"),
+                format!("a login shell finds no `{program}` after the lines of cluster.setup{detail}"),
                 "install it with `pip install vllm`, and let cluster.setup load its module or activate its environment",
             )
         }

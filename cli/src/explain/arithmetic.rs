@@ -56,9 +56,9 @@ pub(super) fn break_down(decision: &Decision, scored: &Scored) -> Vec<String> {
         }
     }
     let Terms { queue, prefill, steps, memory, congestion, decode } = scored.terms.unwrap_or_default();
-    let told = [queue, prefill, steps, memory, congestion, decode].map(milliseconds);
-    let sum = told.map(figure).join(" + ");
-    lines.push(format!("  {:<10}  = {sum} = {}", "total", figure(told.iter().sum())));
+    let summands = [queue, prefill, steps, memory, congestion, decode].map(milliseconds);
+    let sum = summands.map(figure).join(" + ");
+    lines.push(format!("  {:<10}  = {sum} = {}", "total", figure(summands.iter().sum())));
     lines
 }
 

@@ -34,7 +34,7 @@ fn wire_scored(index: usize, scored: &cost::Scored) -> Scored {
 }
 
 /// This decision as a router would send it.
-fn told(placed: &Placed, tokens: u32, output: f64) -> Decision {
+fn decision_of(placed: &Placed, tokens: u32, output: f64) -> Decision {
     Decision {
         id: "00000000000000ab".into(),
         path: "/v1/chat/completions".into(),
@@ -78,7 +78,7 @@ fn decided(candidates: &[Candidate]) -> Decision {
     let arrivals = Arrivals::empty();
     let ask = PricingInput { tokens: 1264, output: 200.0, long_output: 600.0, arrivals: &arrivals };
     let conditions = Conditions { nominal: rates::Rates::default(), utilisation: 0.5 };
-    told(&place(&ask, candidates, &conditions, &mut Vec::new(), &mut fastrand::Rng::with_seed(1)).unwrap(), 1264, 200.0)
+    decision_of(&place(&ask, candidates, &conditions, &mut Vec::new(), &mut fastrand::Rng::with_seed(1)).unwrap(), 1264, 200.0)
 }
 
 #[test]
@@ -111,9 +111,9 @@ fn a_replica_near_its_end_shows_its_time_left() {
     assert_eq!(decision.chosen, 1);
     let finish = decision.scored[0].finish;
     assert!(finish > 4.0, "{finish}");
-    let said = text(&decision).join("\n");
-    assert!(said.contains(&format!("ends in 4.0 s; this answer needs about {finish:.1} s")), "{said}");
-    assert!(said.contains("200 expected of the answer and hardly more than 600;"), "{said}");
+    let output = text(&decision).join("\n");
+    assert!(output.contains(&format!("ends in 4.0 s; this answer needs about {finish:.1} s")), "{output}");
+    assert!(output.contains("200 expected of the answer and hardly more than 600;"), "{output}");
     let json = serde_json::to_value(&decision).unwrap();
     assert_eq!((&json["scored"][0]["time_left"], &json["scored"][0]["finish"]), (&json!(4.0), &json!(finish)));
     assert!(json["scored"][1]["time_left"].is_null() && json["long_output"] == 600.0);
@@ -159,14 +159,14 @@ proptest! {
         let seen = (0..=arrivals).map(|_| popularity.arrive(&keys, 16, 0.0)).last().unwrap();
         let ask = PricingInput { tokens, output, long_output: 2.0 * output, arrivals: &seen };
         let conditions = Conditions { nominal: rates::Rates::default(), utilisation };
-        let decision = told(&place(&ask, &[one], &conditions, &mut Vec::new(), &mut fastrand::Rng::with_seed(1)).unwrap(), tokens, output);
+        let decision = decision_of(&place(&ask, &[one], &conditions, &mut Vec::new(), &mut fastrand::Rng::with_seed(1)).unwrap(), tokens, output);
         let scored = &decision.scored[0];
         let terms = scored.terms.unwrap();
         let expected = [terms.queue, terms.prefill, terms.steps, terms.memory, terms.congestion, terms.decode];
         for (worked, expected) in arithmetic::terms(&decision, scored).iter().skip(1).zip(expected.map(milliseconds)) {
             prop_assert!((worked.value - expected).abs() <= 1e-6 * expected.max(1.0), "{worked:?} but {expected}");
         }
-        let said = arithmetic::break_down(&decision, scored);
-        prop_assert!(said.last().unwrap().contains("total"));
+        let lines = arithmetic::break_down(&decision, scored);
+        prop_assert!(lines.last().unwrap().contains("total"));
     }
 }

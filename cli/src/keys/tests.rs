@@ -58,7 +58,7 @@ fn a_revocation_is_only_ever_brought_forward() {
     let mut keys = [key(&["--name", "a"]), key(&["--name", "b"])];
     let id = keys[0].id.clone();
     let mut revoke =
-        |now, after| revoke(&mut keys, &id, at(now), Duration::from_secs(after)).map(|said| (said, keys[0].revoked, keys[1].revoked));
+        |now, after| revoke(&mut keys, &id, at(now), Duration::from_secs(after)).map(|message| (message, keys[0].revoked, keys[1].revoked));
     let day = 86_400;
     assert_eq!(
         revoke(2000, day).unwrap(),

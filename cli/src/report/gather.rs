@@ -78,7 +78,7 @@ async fn gather_router(router: &mut AdminClient, gathered: &mut Gathered) -> Str
     let failed: Vec<String> = failed.map(|replica| replica.id.clone()).collect();
     gathered.take("ps.json", print_json(&fleet_json(listed)));
     let decisions = router.explain(ExplainRequest { id: String::new(), most: DECISIONS }).await.map_err(status_error);
-    gathered.take("decisions.json", decisions.and_then(|told| print_json(&json!({ "decisions": told.into_inner().decisions }))));
+    gathered.take("decisions.json", decisions.and_then(|response| print_json(&json!({ "decisions": response.into_inner().decisions }))));
     for id in failed {
         let request = LogsRequest { replica: id.clone(), lines: LOG_LINES };
         let log = router.logs(request).await.map_err(status_error).map(|log| join_lines(log.into_inner().lines));
@@ -120,8 +120,10 @@ fn describe_settings(settings: &Settings) -> String {
 
 async fn describe_plan(settings: &Settings) -> anyhow::Result<String> {
     let config: AgentConfig = settings.section("agent")?;
-    let told = preview(config, PreviewRequest::default()).await?;
-    Ok(join_lines(std::iter::once(told.plan.page()).chain(told.assumptions.into_iter().map(|sentence| format!("note       {sentence}")))))
+    let previewed = preview(config, PreviewRequest::default()).await?;
+    Ok(join_lines(
+        std::iter::once(previewed.plan.page()).chain(previewed.assumptions.into_iter().map(|sentence| format!("note       {sentence}"))),
+    ))
 }
 
 fn describe_versions(router: &str) -> String {
@@ -166,10 +168,10 @@ mod tests {
         let environment = [("HOSTLER_CLUSTER_SETUP", "export A=1"), ("HOSTLER_AGENT_MODEL", "/models/m")];
         let environment = environment.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
         let settings = Settings::load(&all(), &SettingSources { environment, ..SettingSources::default() }).unwrap();
-        let told = describe_settings(&settings);
+        let described = describe_settings(&settings);
         let expected = "agent.model = \"/models/m\"    # environment variable HOSTLER_AGENT_MODEL\n\
                         cluster.setup = [withheld]    # environment variable HOSTLER_CLUSTER_SETUP\n";
-        assert_eq!(told, expected);
+        assert_eq!(described, expected);
     }
 
     #[test]

@@ -40,8 +40,8 @@ fn a_wrong_entry_is_refused_with_a_correction() {
         ("nodes = 1\nnode = 2", "unknown field `node`"),
         ("nodes = -1", "u32"),
     ] {
-        let said = refusal(lines);
-        assert!(said.contains(advice), "{lines:?}: {said}");
+        let message = refusal(lines);
+        assert!(message.contains(advice), "{lines:?}: {message}");
     }
 }
 

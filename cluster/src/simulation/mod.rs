@@ -332,7 +332,7 @@ fn varying_queue_waits_leave_little_gap() {
         run.run(48);
         let watch = run.finish();
         let later = watch.figures.gap - at_the_start;
-        assert!(later * 100 < watch.figures.wanted, "{watch}: {later} s of gap");
+        assert!(later * 100 < watch.figures.desired, "{watch}: {later} s of gap");
         total += watch.figures;
         total.gap -= at_the_start;
     }
@@ -351,7 +351,7 @@ fn suspended_jobs_are_replaced_and_resumed_ones_leave_no_surplus() {
         total += watch.figures;
     }
     println!("suspended jobs, 400 hours: {total}");
-    assert!(total.gap * 50 < total.wanted, "{total}");
+    assert!(total.gap * 50 < total.desired, "{total}");
 }
 
 #[test]
@@ -397,7 +397,7 @@ fn short_jobs_and_long_learned_waits_make_no_storm() {
     }
 }
 
-/// Node hours held without serving the wanted size, in percent of those wanted. The measured share
+/// Node hours held without serving the desired size, in percent of those wanted. The measured share
 /// is compared with that of a scheduler that knows all waits and starts in advance.
 #[test]
 fn node_hours_wasted_stay_near_those_of_a_perfect_forecast() {

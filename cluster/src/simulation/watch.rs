@@ -27,7 +27,7 @@ pub(super) struct Watch {
     /// Seconds without requests after which an elastic entry may have no jobs; `None` if it never
     /// may.
     idle_after: Option<u64>,
-    wanted: u32,
+    desired: u32,
     sizes: VecDeque<(u64, u32)>,
     submissions: VecDeque<(u64, u32)>,
     /// The last event that could not be foreseen.
@@ -41,13 +41,13 @@ pub(super) struct Watch {
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Figures {
     seconds: u64,
-    pub(super) wanted: u64,
+    pub(super) desired: u64,
     /// Wanted and not ready.
     pub(super) gap: u64,
-    /// Ready and not wanted.
+    /// Ready and not desired.
     overlap: u64,
     held: u64,
-    /// Held, and not ready or not wanted.
+    /// Held, and not ready or not desired.
     wasted: u64,
     pub(super) submissions: u64,
     most_submissions_an_hour: u32,
@@ -71,7 +71,7 @@ impl Watch {
             seed,
             climate: climate.clone(),
             idle_after,
-            wanted: 0,
+            desired: 0,
             sizes: VecDeque::new(),
             submissions: VecDeque::new(),
             excused: 0,
@@ -85,7 +85,7 @@ impl Watch {
         self.climate.queue_wait.end + self.climate.cold_start.end
     }
 
-    /// Excuses a size below the wanted one from this moment until the entry can have recovered.
+    /// Excuses a size below the desired one from this moment until the entry can have recovered.
     pub(super) fn excuse(&mut self, now: u64) {
         self.excused = self.excused.max(now);
     }
@@ -140,15 +140,15 @@ impl Watch {
     }
 
     /// Notes the size that a controller wants in this step.
-    pub(super) fn note_size(&mut self, wanted: u32, now: u64) {
-        if wanted > self.wanted {
+    pub(super) fn note_size(&mut self, desired: u32, now: u64) {
+        if desired > self.desired {
             self.excuse(now);
         }
-        if self.wanted == 0 && wanted > 0 {
+        if self.desired == 0 && desired > 0 {
             self.figures.returns_from_zero += 1;
         }
-        self.wanted = wanted;
-        self.sizes.push_back((now, wanted));
+        self.desired = desired;
+        self.sizes.push_back((now, desired));
         while self.sizes.front().is_some_and(|(at, _)| at + LISTED_WITHIN < now) && self.sizes.len() > 2 {
             self.sizes.pop_front();
         }
@@ -180,18 +180,18 @@ impl Watch {
         let ready = scheduler.ready(now);
         let figures = &mut self.figures;
         figures.seconds += length;
-        figures.wanted += length * u64::from(self.wanted);
-        figures.gap += length * u64::from(self.wanted.saturating_sub(ready));
-        figures.overlap += length * u64::from(ready.saturating_sub(self.wanted));
+        figures.desired += length * u64::from(self.desired);
+        figures.gap += length * u64::from(self.desired.saturating_sub(ready));
+        figures.overlap += length * u64::from(ready.saturating_sub(self.desired));
         let running = scheduler.running(now);
         figures.held += length * u64::from(running);
-        figures.wasted += length * u64::from(running.saturating_sub(ready.min(self.wanted)));
+        figures.wasted += length * u64::from(running.saturating_sub(ready.min(self.desired)));
         // After failures, one job first shows that jobs can start.
         let explained = self.excused + 2 * self.longest_arrival() + LONGEST_DELAY;
         assert!(
-            ready >= self.wanted || now < explained,
+            ready >= self.desired || now < explained,
             "{self}: {ready} of {} nodes, without a cause: {:#?}",
-            self.wanted,
+            self.desired,
             scheduler.jobs
         );
         if let Some(idle_after) = self.idle_after {
@@ -212,24 +212,24 @@ impl Figures {
         hours(self.seconds)
     }
 
-    /// Wasted node hours in percent of the wanted ones.
+    /// Wasted node hours in percent of the desired ones.
     pub(super) fn wasted_share(&self) -> f64 {
-        100.0 * hours(self.wasted) / hours(self.wanted)
+        100.0 * hours(self.wasted) / hours(self.desired)
     }
 
     /// Wasted share of a scheduler that knows each wait and start in advance: each job holds its
     /// node while it starts and while it leaves.
     pub(super) fn perfect_waste_share(&self, climate: &Climate) -> f64 {
         let start = climate.cold_start.start.midpoint(climate.cold_start.end);
-        let jobs = self.wanted / (climate.walltime - start - LEAVES_EARLY) + 1 + self.deaths;
-        100.0 * hours(jobs * (start + LEAVES_EARLY)) / hours(self.wanted)
+        let jobs = self.desired / (climate.walltime - start - LEAVES_EARLY) + 1 + self.deaths;
+        100.0 * hours(jobs * (start + LEAVES_EARLY)) / hours(self.desired)
     }
 
     /// Difference from earlier figures of this run.
     pub(super) fn since(&self, before: &Self) -> Self {
         Self {
             seconds: self.seconds - before.seconds,
-            wanted: self.wanted - before.wanted,
+            desired: self.desired - before.desired,
             gap: self.gap - before.gap,
             overlap: self.overlap - before.overlap,
             held: self.held - before.held,
@@ -251,7 +251,7 @@ fn hours(seconds: u64) -> f64 {
 impl AddAssign for Figures {
     fn add_assign(&mut self, other: Self) {
         self.seconds += other.seconds;
-        self.wanted += other.wanted;
+        self.desired += other.desired;
         self.gap += other.gap;
         self.overlap += other.overlap;
         self.held += other.held;
@@ -268,13 +268,13 @@ impl AddAssign for Figures {
 
 impl fmt::Display for Figures {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let share = |part: u64| 100.0 * hours(part) / hours(self.wanted).max(f64::MIN_POSITIVE);
+        let share = |part: u64| 100.0 * hours(part) / hours(self.desired).max(f64::MIN_POSITIVE);
         write!(
             out,
             "{:.0} h, {:.0} node hours wanted: {:.2} % gap, {:.2} % overlap, {:.1} % held, {:.1} % wasted; {} jobs, {} an hour at most; {} ends, {} deaths, \
              {} suspensions and continuations, {} controller deaths, {} returns from zero",
             self.hours(),
-            hours(self.wanted),
+            hours(self.desired),
             share(self.gap),
             share(self.overlap),
             share(self.held),

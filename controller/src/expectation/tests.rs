@@ -64,8 +64,8 @@ fn a_starting_job_is_expected_before_a_waiting_one() {
     let mut loading = node("13.head", &[(Phase::Loading, 0)]);
     let progress = agent::Progress { stage: "loading weights".into(), percent: 45, seconds_left: 20 };
     loading.replicas[0].state.as_mut().unwrap().progress = Some(progress);
-    let told = announced(&fleet, &memory, &jobs, &[loading], 410);
-    assert_eq!(told, (Some(20_000), "1 job starts: loading weights 45 %; 1 job waits".into()));
+    let expectation = announced(&fleet, &memory, &jobs, &[loading], 410);
+    assert_eq!(expectation, (Some(20_000), "1 job starts: loading weights 45 %; 1 job waits".into()));
     assert_eq!(announced(&fleet, &memory, &jobs, &[node("13.head", &[(Phase::Ready, 0)])], 410).0, Some(0));
 }
 

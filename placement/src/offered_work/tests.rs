@@ -24,10 +24,10 @@ fn utilisation_is_zero_without_requests_and_forgets_old_work() {
 proptest! {
     #[test]
     fn utilisation_stays_between_zero_and_its_cap(
-        told in prop::collection::vec((any::<f64>(), any::<f64>()), 0..30), replicas in 0..5_usize, now: f64,
+        requests in prop::collection::vec((any::<f64>(), any::<f64>()), 0..30), replicas in 0..5_usize, now: f64,
     ) {
         let offered = OfferedWork::new();
-        told.iter().for_each(|&(work, at)| offered.add_request(work, at));
+        requests.iter().for_each(|&(work, at)| offered.add_request(work, at));
         prop_assert!((0.0..=MAX_UTILISATION).contains(&offered.utilisation(replicas, now)));
     }
 }

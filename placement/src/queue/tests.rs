@@ -37,12 +37,12 @@ fn a_long_wait_outweighs_a_long_prompt() {
 #[test]
 fn a_blocked_request_keeps_its_turn_and_holds_up_nobody() {
     let mut queue = queue([waiting(300, 0.0), waiting(100, 0.0), waiting(200, 0.0)]);
-    let mut asked = Vec::new();
+    let mut taken = Vec::new();
     let gone = queue.pop_where(0.0, 2, |_, number| {
-        asked.push(*number);
+        taken.push(*number);
         *number == 2
     });
-    assert_eq!((gone.map(|(_, number)| number), asked), (Some(2), vec![1, 2]));
+    assert_eq!((gone.map(|(_, number)| number), taken), (Some(2), vec![1, 2]));
     assert!(queue.pop_where(0.0, 1, |_, number| *number == 0).is_none(), "only the first one is looked at");
     assert_eq!(order(&mut queue, 0.0), [1, 0]);
 }
@@ -185,16 +185,16 @@ proptest! {
 
     #[test]
     fn the_tokens_ahead_are_those_that_leave_before(
-        drawn in prop::collection::vec((1..2_000_u32, 0..40_000_u32), 1..20), asked in 0..20_usize,
+        drawn in prop::collection::vec((1..2_000_u32, 0..40_000_u32), 1..20), chosen in 0..20_usize,
     ) {
         let all: Vec<TurnFactors> = drawn.iter().map(|&(uncached, since)| waiting(uncached, f64::from(since) / 1000.0)).collect();
-        let asked = asked % all.len();
+        let chosen = chosen % all.len();
         let mut queue = queue(all.clone());
-        let ahead = queue.uncached_tokens_ahead(&all[asked], 50.0);
-        let before: u64 = order(&mut queue, 50.0).iter().take_while(|&&number| number != asked).map(|&number| u64::from(all[number].uncached_tokens)).sum();
+        let ahead = queue.uncached_tokens_ahead(&all[chosen], 50.0);
+        let before: u64 = order(&mut queue, 50.0).iter().take_while(|&&number| number != chosen).map(|&number| u64::from(all[number].uncached_tokens)).sum();
         // Two requests that are equal in every respect are not ahead of each other.
-        let twins = all.iter().filter(|other| other.uncached_tokens == all[asked].uncached_tokens && other.queued_at == all[asked].queued_at).count() as u64 - 1;
-        prop_assert!(ahead <= before && before <= ahead + twins * u64::from(all[asked].uncached_tokens), "{} instead of {}", ahead, before);
+        let twins = all.iter().filter(|other| other.uncached_tokens == all[chosen].uncached_tokens && other.queued_at == all[chosen].queued_at).count() as u64 - 1;
+        prop_assert!(ahead <= before && before <= ahead + twins * u64::from(all[chosen].uncached_tokens), "{} instead of {}", ahead, before);
     }
 }
 

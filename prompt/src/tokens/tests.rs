@@ -112,18 +112,18 @@ fn a_text_is_tokenized_only_as_far_as_needed() {
     let text = format!("<|im_start|>{}<|im_end|>", "hello world and the others ".repeat(400));
     let encoder = plain(&fixture::byte_level());
     let all = read(&encoder, &text, false);
-    let mut asked = Vec::new();
+    let mut calls = Vec::new();
     let some = encoder
         .read_text(&text, false, &mut |progress| {
             assert_eq!(progress.total_bytes, text.len());
-            asked.push(progress.bytes);
+            calls.push(progress.bytes);
             progress.tokens.len() < 500
         })
         .unwrap();
     assert_eq!(some.tokens, all[..some.tokens.len()], "what is read is as it is in the whole");
     assert!(some.tokens.len() >= 500 && some.bytes < text.len() / 2);
-    assert_eq!(asked.last(), Some(&some.bytes));
-    assert!(asked.windows(2).all(|pair| pair[1] - pair[0] < 1100), "{asked:?}");
+    assert_eq!(calls.last(), Some(&some.bytes));
+    assert!(calls.windows(2).all(|pair| pair[1] - pair[0] < 1100), "{calls:?}");
     let none = encoder.read_text(&text, false, &mut |_| false).unwrap();
     assert_eq!((none.tokens.len(), none.bytes), (1, "<|im_start|>".len()), "nobody wanted more than the added token");
     assert_eq!(

@@ -34,7 +34,7 @@ pub(super) struct AccessLine {
     pub(super) replica: Option<Arc<str>>,
     pub(super) attempts: usize,
     pub(super) queued: Duration,
-    /// `None` if no stream was asked for.
+    /// `None` if no stream was requested.
     pub(super) resume: Option<ResumeTier>,
     /// How often the stream was resumed.
     pub(super) resumed: u32,

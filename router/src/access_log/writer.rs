@@ -65,10 +65,10 @@ impl AccessLogWriter {
     pub(crate) async fn flush(self) {
         let Some((sender, thread)) = self.0 else { return };
         let deadline = tokio::time::Instant::now() + FLUSH_TIMEOUT;
-        let mut told = sender.try_send(None).is_ok();
+        let mut notified = sender.try_send(None).is_ok();
         while !thread.is_finished() && tokio::time::Instant::now() < deadline {
             tokio::time::sleep(Duration::from_millis(2)).await;
-            told = told || sender.try_send(None).is_ok();
+            notified = notified || sender.try_send(None).is_ok();
         }
     }
 }

@@ -91,8 +91,8 @@ impl Account {
     ///
     /// # Errors
     /// If the request does not fit: the limit that blocks it for longest.
-    pub(super) fn reserve(&mut self, limits: &KeyLimits, asked: &UsageEstimate, now: u64) -> Result<(), LimitHit> {
-        let (input, output, most_output) = (asked.prompt_tokens, asked.output_tokens, asked.most_output_tokens());
+    pub(super) fn reserve(&mut self, limits: &KeyLimits, estimate: &UsageEstimate, now: u64) -> Result<(), LimitHit> {
+        let (input, output, most_output) = (estimate.prompt_tokens, estimate.output_tokens, estimate.most_output_tokens());
         let hit = |(limit, wait)| (wait > 0).then_some(LimitHit { limit, wait_ms: Some(wait), left: 0, reserved: 0 });
         let rates = [
             (LimitKind::InFlight, limits.in_flight.map_or(0, |most| if self.in_flight < most { 0 } else { IN_FLIGHT_RETRY_MS })),
@@ -110,13 +110,13 @@ impl Account {
         if let Some(longest) = hits.max_by_key(|hit| hit.wait_ms.unwrap_or(u64::MAX)) {
             return Err(longest);
         }
-        self.add(limits, asked, now);
+        self.add(limits, estimate, now);
         Ok(())
     }
 
     /// Counts a request whether it fits or not.
-    pub(super) fn add(&mut self, limits: &KeyLimits, asked: &UsageEstimate, now: u64) {
-        let (input, output, most_output) = (asked.prompt_tokens, asked.output_tokens, asked.most_output_tokens());
+    pub(super) fn add(&mut self, limits: &KeyLimits, estimate: &UsageEstimate, now: u64) {
+        let (input, output, most_output) = (estimate.prompt_tokens, estimate.output_tokens, estimate.most_output_tokens());
         self.in_flight = self.in_flight.saturating_add(1);
         limits.requests_per_minute.inspect(|limit| self.requests.add(*limit, 1, now));
         limits.input_per_minute.inspect(|limit| self.input.add(*limit, input, now));
@@ -130,13 +130,13 @@ impl Account {
     }
 
     /// Replaces the estimate of a request that entered at `then` by its actual tokens.
-    pub(super) fn reconcile(&mut self, limits: &KeyLimits, (asked, then): (&UsageEstimate, u64), (input, output): (u64, u64), now: u64) {
-        limits.input_per_minute.inspect(|limit| self.input.reconcile(*limit, asked.prompt_tokens, input, now));
-        limits.output_per_minute.inspect(|limit| self.output.reconcile(*limit, asked.output_tokens, output, now));
-        limits.input_per_day.inspect(|_| window_or_default(&mut self.daily_input).reconcile(then, asked.prompt_tokens, input, now));
+    pub(super) fn reconcile(&mut self, limits: &KeyLimits, (estimate, then): (&UsageEstimate, u64), (input, output): (u64, u64), now: u64) {
+        limits.input_per_minute.inspect(|limit| self.input.reconcile(*limit, estimate.prompt_tokens, input, now));
+        limits.output_per_minute.inspect(|limit| self.output.reconcile(*limit, estimate.output_tokens, output, now));
+        limits.input_per_day.inspect(|_| window_or_default(&mut self.daily_input).reconcile(then, estimate.prompt_tokens, input, now));
         limits
             .output_per_day
-            .inspect(|_| window_or_default(&mut self.daily_output).reconcile(then, asked.most_output_tokens(), output, now));
+            .inspect(|_| window_or_default(&mut self.daily_output).reconcile(then, estimate.most_output_tokens(), output, now));
     }
 
     pub(super) fn daily_usage(&self) -> DailyUsage {
@@ -153,11 +153,11 @@ impl Account {
         }
     }
 
-    /// Releases a request that has ended and was last counted as `asked`.
-    pub(super) fn release(&mut self, asked: &UsageEstimate) {
+    /// Releases a request that has ended and was last counted as `estimate`.
+    pub(super) fn release(&mut self, estimate: &UsageEstimate) {
         self.in_flight = self.in_flight.saturating_sub(1);
-        self.daily_input.iter_mut().for_each(|window| window.release(asked.prompt_tokens));
-        self.daily_output.iter_mut().for_each(|window| window.release(asked.most_output_tokens()));
+        self.daily_input.iter_mut().for_each(|window| window.release(estimate.prompt_tokens));
+        self.daily_output.iter_mut().for_each(|window| window.release(estimate.most_output_tokens()));
     }
 
     /// The caller's rate limits. Of its token limits, the one with the smallest share left.

@@ -363,10 +363,10 @@ impl LimitExceeded {
         Self { message, retry_after: Some(1), limit: LimitKind::Router, is_quota: false }
     }
 
-    fn for_hit(caller: &Caller, hit: &LimitHit, asked: &UsageEstimate) -> Self {
+    fn for_hit(caller: &Caller, hit: &LimitHit, estimated: &UsageEstimate) -> Self {
         let (limits, limit) = (&caller.limits, hit.limit);
         let retry_after = hit.wait_ms.map(|wait| wait.div_ceil(1000).max(1));
-        let amount = if limit == LimitKind::DailyOutput { asked.most_output_tokens() } else { asked.prompt_tokens };
+        let amount = if limit == LimitKind::DailyOutput { estimated.most_output_tokens() } else { estimated.prompt_tokens };
         let reserved = if hit.reserved > 0 { format!(" and {} are reserved by requests in flight", hit.reserved) } else { String::new() };
         let is_used_up = hit.left == 0 && hit.reserved == 0;
         let whose = if caller.tenant.is_empty() { format!("the key `{}`", caller.key) } else { format!("`{}`", caller.tenant) };
@@ -375,13 +375,13 @@ impl LimitExceeded {
             LimitKind::Router | LimitKind::InFlight => format!("{} requests at once", number(limits.in_flight.map(u64::from))),
             LimitKind::Requests => format!("{} requests per minute", number(limits.requests_per_minute)),
             LimitKind::Input => {
-                format!("{} prompt tokens per minute, and this has about {}", number(limits.input_per_minute), asked.prompt_tokens)
+                format!("{} prompt tokens per minute, and this has about {}", number(limits.input_per_minute), estimated.prompt_tokens)
             }
             LimitKind::Output => {
                 format!(
                     "{} generated tokens per minute, and this is expected to have {}",
                     number(limits.output_per_minute),
-                    asked.output_tokens
+                    estimated.output_tokens
                 )
             }
             LimitKind::DailyInput if is_used_up => format!("{} prompt tokens per day, which are used up", number(limits.input_per_day)),

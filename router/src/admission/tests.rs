@@ -18,7 +18,7 @@ fn caller(key: &str, tenant: &str, limits: KeyLimits) -> Caller {
     Caller { key: key.into(), limits: Arc::new(limits), ..Caller::anonymous(tenant.into()) }
 }
 
-fn asked(prompt_tokens: u64, output_tokens: u64) -> UsageEstimate {
+fn estimate(prompt_tokens: u64, output_tokens: u64) -> UsageEstimate {
     UsageEstimate { prompt_tokens, output_tokens, ..UsageEstimate::default() }
 }
 
@@ -40,7 +40,7 @@ async fn a_full_router_admits_again_when_a_permit_is_dropped() {
 #[tokio::test(start_paused = true)]
 async fn a_caller_without_limits_leaves_nothing_behind() {
     let admission = Admission::new(10);
-    let _permit = admission.admit(&caller("k", "t", KeyLimits { weight: Some(2.0), ..KeyLimits::default() }), asked(5, 5)).unwrap();
+    let _permit = admission.admit(&caller("k", "t", KeyLimits { weight: Some(2.0), ..KeyLimits::default() }), estimate(5, 5)).unwrap();
     assert!(admission.0.accounts.lock().by_owner.is_empty());
     assert_eq!(admission.rate_limits(&Caller::anonymous("".into())), None);
 }
@@ -62,13 +62,13 @@ async fn a_tenant_that_floods_leaves_others_places() {
 async fn in_flight_requests_are_limited_until_their_permits_drop() {
     let admission = Admission::new(10);
     let caller = caller("k", "", KeyLimits { in_flight: Some(2), ..KeyLimits::default() });
-    let (first, second) = (admission.admit(&caller, asked(1, 1)).unwrap(), admission.admit(&caller, asked(1, 1)).unwrap());
-    let refused = admission.admit(&caller, asked(1, 1)).unwrap_err();
+    let (first, second) = (admission.admit(&caller, estimate(1, 1)).unwrap(), admission.admit(&caller, estimate(1, 1)).unwrap());
+    let refused = admission.admit(&caller, estimate(1, 1)).unwrap_err();
     assert_eq!((refused.limit, refused.retry_after), (LimitKind::InFlight, Some(1)));
     assert!(refused.message.contains("the key `k` may use 2 requests at once"), "{refused}");
     assert_eq!(admission.in_flight(), 2, "what was refused takes no place of the router's");
     drop(first);
-    assert!(admission.admit(&caller, asked(1, 1)).is_ok());
+    assert!(admission.admit(&caller, estimate(1, 1)).is_ok());
     drop(second);
     assert_eq!(admission.in_flight(), 0);
 }
@@ -77,8 +77,8 @@ async fn in_flight_requests_are_limited_until_their_permits_drop() {
 async fn operators_see_the_limit_with_the_least_remaining() {
     let admission = Admission::new(10);
     let limits = KeyLimits { in_flight: Some(8), requests_per_minute: Some(4), ..KeyLimits::default() };
-    let _permit = admission.admit(&caller("k", "team", limits), asked(1, 1)).unwrap();
-    let _other = admission.admit(&Caller::anonymous("".into()), asked(1, 1)).unwrap();
+    let _permit = admission.admit(&caller("k", "team", limits), estimate(1, 1)).unwrap();
+    let _other = admission.admit(&Caller::anonymous("".into()), estimate(1, 1)).unwrap();
     let used = admission.limits_in_use();
     assert_eq!(used, [LimitsInUse { name: "team".into(), in_flight: 1, share_left: 0.75 }], "who has no limits is not counted");
 }
@@ -87,7 +87,7 @@ async fn operators_see_the_limit_with_the_least_remaining() {
 async fn requests_per_minute_are_refilled_one_by_one() {
     let admission = Admission::new(10);
     let caller = caller("k", "", KeyLimits { requests_per_minute: Some(3), ..KeyLimits::default() });
-    let admit = || admission.admit(&caller, asked(1, 1));
+    let admit = || admission.admit(&caller, estimate(1, 1));
     for _ in 0..3 {
         admit().unwrap();
     }
@@ -107,26 +107,26 @@ async fn tokens_are_reserved_and_corrected_when_the_answer_ends() {
     let admission = Admission::new(10);
     let limits = KeyLimits { input_per_minute: Some(6000), output_per_minute: Some(600), ..KeyLimits::default() };
     let caller = caller("k", "t", limits);
-    let mut first = admission.admit(&caller, asked(1000, 500)).unwrap();
-    let refused = admission.admit(&caller, asked(1000, 200)).unwrap_err();
+    let mut first = admission.admit(&caller, estimate(1000, 500)).unwrap();
+    let refused = admission.admit(&caller, estimate(1000, 200)).unwrap_err();
     assert_eq!((refused.limit, refused.retry_after), (LimitKind::Output, Some(10)), "100 of 600 are missing");
     first.reconcile_usage(ActualUsage { prompt_tokens: Some(1500), output_tokens: OutputTokens::Exact(20) });
     assert_eq!(admission.rate_limits(&caller).unwrap().tokens, Some(RateLimit { limit: 6000, remaining: 4500, reset_ms: 15_000 }));
     drop(first);
-    let mut second = admission.admit(&caller, asked(4500, 580)).unwrap();
+    let mut second = admission.admit(&caller, estimate(4500, 580)).unwrap();
     second.reconcile_usage(ActualUsage { prompt_tokens: None, output_tokens: OutputTokens::Exact(1780) });
-    let refused = admission.admit(&caller, asked(0, 1)).unwrap_err();
+    let refused = admission.admit(&caller, estimate(0, 1)).unwrap_err();
     assert_eq!((refused.limit, refused.retry_after), (LimitKind::Output, Some(121)), "what was used beyond the limit is paid for too");
     // Usage reported twice counts once.
     second.reconcile_usage(ActualUsage { prompt_tokens: None, output_tokens: OutputTokens::Exact(1780) });
-    assert_eq!(admission.admit(&caller, asked(0, 1)).unwrap_err().retry_after, Some(121));
+    assert_eq!(admission.admit(&caller, estimate(0, 1)).unwrap_err().retry_after, Some(121));
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_unreconciled_reservation_stays_counted() {
     let admission = Admission::new(10);
     let caller = caller("k", "t", KeyLimits { output_per_minute: Some(600), ..KeyLimits::default() });
-    drop(admission.admit(&caller, asked(0, 300)).unwrap());
+    drop(admission.admit(&caller, estimate(0, 300)).unwrap());
     assert_eq!(admission.rate_limits(&caller).unwrap().tokens, Some(RateLimit { limit: 600, remaining: 300, reset_ms: 30_000 }));
 }
 
@@ -135,7 +135,7 @@ async fn a_partly_seen_answer_costs_at_least_its_reservation() {
     let admission = Admission::new(10);
     let caller = caller("k", "t", KeyLimits { output_per_day: Some(1000), ..KeyLimits::default() });
     let left = || admission.rate_limits(&caller).unwrap().tokens.unwrap().remaining;
-    let mut permit = admission.admit(&caller, asked(0, 300)).unwrap();
+    let mut permit = admission.admit(&caller, estimate(0, 300)).unwrap();
     permit.reconcile_usage(ActualUsage { prompt_tokens: None, output_tokens: OutputTokens::AtLeast(7) });
     assert_eq!(left(), 700);
     permit.reconcile_usage(ActualUsage { prompt_tokens: None, output_tokens: OutputTokens::AtLeast(400) });
@@ -146,31 +146,31 @@ async fn a_partly_seen_answer_costs_at_least_its_reservation() {
 async fn a_request_above_a_minutes_limit_is_admitted_when_idle() {
     let admission = Admission::new(10);
     let caller = caller("k", "t", KeyLimits { input_per_minute: Some(100), ..KeyLimits::default() });
-    drop(admission.admit(&caller, asked(1, 0)).unwrap());
-    assert_eq!(admission.admit(&caller, asked(500, 0)).unwrap_err().retry_after, Some(1));
+    drop(admission.admit(&caller, estimate(1, 0)).unwrap());
+    assert_eq!(admission.admit(&caller, estimate(500, 0)).unwrap_err().retry_after, Some(1));
     pass(0.6).await;
-    drop(admission.admit(&caller, asked(500, 0)).unwrap());
-    assert_eq!(admission.admit(&caller, asked(1, 0)).unwrap_err().retry_after, Some(241));
+    drop(admission.admit(&caller, estimate(500, 0)).unwrap());
+    assert_eq!(admission.admit(&caller, estimate(1, 0)).unwrap_err().retry_after, Some(241));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_daily_budget_is_not_refilled_before_its_time() {
     let admission = Admission::new(10);
     let caller = caller("k", "t", KeyLimits { output_per_day: Some(1000), ..KeyLimits::default() });
-    let mut permit = admission.admit(&caller, asked(0, 900)).unwrap();
+    let mut permit = admission.admit(&caller, estimate(0, 900)).unwrap();
     permit.reconcile_usage(ActualUsage { prompt_tokens: None, output_tokens: OutputTokens::Exact(1000) });
     drop(permit);
     pass(23.0 * 3600.0).await;
-    let refused = admission.admit(&caller, asked(0, 1)).unwrap_err();
+    let refused = admission.admit(&caller, estimate(0, 1)).unwrap_err();
     assert!(refused.is_quota && refused.message.contains("1000 generated tokens per day, which are used up"), "{refused}");
     assert_eq!(refused.retry_after, Some(3600));
     pass(3600.0).await;
-    assert!(admission.admit(&caller, asked(0, 1000)).is_ok());
+    assert!(admission.admit(&caller, estimate(0, 1000)).is_ok());
 }
 
 /// A request whose answer is expected to have 200 tokens, or its limit if that is less.
 fn capped(max_tokens: u64) -> UsageEstimate {
-    UsageEstimate { max_output_tokens: Some(max_tokens), ..asked(0, max_tokens.min(200)) }
+    UsageEstimate { max_output_tokens: Some(max_tokens), ..estimate(0, max_tokens.min(200)) }
 }
 
 #[tokio::test(start_paused = true)]
@@ -222,13 +222,13 @@ async fn an_answer_without_usage_costs_its_expected_length() {
 async fn a_tenants_keys_share_only_equal_limits() {
     let admission = Admission::new(10);
     let limits = || KeyLimits { requests_per_minute: Some(1), ..KeyLimits::default() };
-    drop(admission.admit(&caller("old", "t", limits()), asked(0, 0)).unwrap());
-    assert!(admission.admit(&caller("new", "t", limits()), asked(0, 0)).is_err(), "one budget for a key and its successor");
-    assert!(admission.admit(&caller("old", "other", limits()), asked(0, 0)).is_ok());
+    drop(admission.admit(&caller("old", "t", limits()), estimate(0, 0)).unwrap());
+    assert!(admission.admit(&caller("new", "t", limits()), estimate(0, 0)).is_err(), "one budget for a key and its successor");
+    assert!(admission.admit(&caller("old", "other", limits()), estimate(0, 0)).is_ok());
     let own = KeyLimits { requests_per_minute: Some(2), ..KeyLimits::default() };
-    assert!(admission.admit(&caller("third", "t", own), asked(0, 0)).is_ok());
-    assert!(admission.admit(&caller("a", "", limits()), asked(0, 0)).is_ok(), "without a tenant the key counts");
-    assert!(admission.admit(&caller("b", "", limits()), asked(0, 0)).is_ok());
+    assert!(admission.admit(&caller("third", "t", own), estimate(0, 0)).is_ok());
+    assert!(admission.admit(&caller("a", "", limits()), estimate(0, 0)).is_ok(), "without a tenant the key counts");
+    assert!(admission.admit(&caller("b", "", limits()), estimate(0, 0)).is_ok());
 }
 
 #[tokio::test(start_paused = true)]
@@ -238,15 +238,15 @@ async fn the_use_of_a_daily_budget_survives_changed_limits() {
         caller("k", "t", KeyLimits { output_per_day: Some(most), requests_per_minute: a_minute, ..KeyLimits::default() })
     };
     let left = |caller: &Caller| admission.rate_limits(caller).unwrap().tokens.unwrap().remaining;
-    drop(admission.admit(&daily(1000, None), asked(0, 400)).unwrap());
+    drop(admission.admit(&daily(1000, None), estimate(0, 400)).unwrap());
     pass(3600.0).await;
     assert_eq!(left(&daily(1500, None)), 1100);
-    drop(admission.admit(&daily(1500, Some(60)), asked(0, 300)).unwrap());
+    drop(admission.admit(&daily(1500, Some(60)), estimate(0, 300)).unwrap());
     assert_eq!(left(&daily(1500, None)), 800);
     assert_eq!(left(&daily(1000, None)), 300, "changed back, each counts once");
-    drop(admission.admit(&caller("k", "t", KeyLimits { in_flight: Some(1), ..KeyLimits::default() }), asked(0, 50)).unwrap());
+    drop(admission.admit(&caller("k", "t", KeyLimits { in_flight: Some(1), ..KeyLimits::default() }), estimate(0, 50)).unwrap());
     assert_eq!(left(&daily(900, None)), 200, "while there was no such limit nothing was counted, and nothing lost");
-    assert!(admission.admit(&daily(600, None), asked(0, 1)).unwrap_err().is_quota);
+    assert!(admission.admit(&daily(600, None), estimate(0, 1)).unwrap_err().is_quota);
     assert_eq!(
         left(&caller("other", "t", KeyLimits { output_per_day: Some(20), ..KeyLimits::default() })),
         20,
@@ -266,30 +266,30 @@ async fn the_use_of_a_daily_budget_survives_changed_limits() {
 async fn idle_callers_are_forgotten_and_busy_ones_kept() {
     let admission = Admission::new(1000);
     let limits = || KeyLimits { requests_per_minute: Some(100), in_flight: Some(1), ..KeyLimits::default() };
-    let stays = admission.admit(&caller("stays", "", limits()), asked(0, 0)).unwrap();
+    let stays = admission.admit(&caller("stays", "", limits()), estimate(0, 0)).unwrap();
     for number in 0..100 {
-        drop(admission.admit(&caller(&format!("k{number}"), "", limits()), asked(0, 0)).unwrap());
+        drop(admission.admit(&caller(&format!("k{number}"), "", limits()), estimate(0, 0)).unwrap());
     }
     assert_eq!(admission.0.accounts.lock().by_owner.len(), 101);
     pass(61.0).await;
-    drop(admission.admit(&caller("new", "", limits()), asked(0, 0)).unwrap());
+    drop(admission.admit(&caller("new", "", limits()), estimate(0, 0)).unwrap());
     assert_eq!(admission.0.accounts.lock().by_owner.len(), 2);
-    assert!(admission.admit(&caller("stays", "", limits()), asked(0, 0)).is_err(), "its request still runs");
+    assert!(admission.admit(&caller("stays", "", limits()), estimate(0, 0)).is_err(), "its request still runs");
     drop(stays);
-    assert!(admission.admit(&caller("stays", "", limits()), asked(0, 0)).is_ok());
+    assert!(admission.admit(&caller("stays", "", limits()), estimate(0, 0)).is_ok());
 }
 
 #[test]
 fn a_refusal_names_the_longest_of_several_waits() {
     let limits = KeyLimits { requests_per_minute: Some(60), input_per_minute: Some(60), input_per_day: Some(90), ..KeyLimits::default() };
     let mut account = Account::default();
-    account.reserve(&limits, &asked(60, 0), 0).unwrap();
-    account.release(&asked(60, 0));
-    let mut hit = |tokens| account.reserve(&limits, &asked(tokens, 0), 0).map_err(|hit| (hit.limit, hit.wait_ms));
+    account.reserve(&limits, &estimate(60, 0), 0).unwrap();
+    account.release(&estimate(60, 0));
+    let mut hit = |tokens| account.reserve(&limits, &estimate(tokens, 0), 0).map_err(|hit| (hit.limit, hit.wait_ms));
     assert_eq!(hit(30), Err((LimitKind::Input, Some(MINUTE / 2))));
     assert_eq!(hit(31), Err((LimitKind::DailyInput, Some(DAY))));
     assert_eq!(hit(91), Err((LimitKind::DailyInput, None)), "which never fits");
-    account.reserve(&limits, &asked(30, 0), MINUTE / 2).unwrap();
+    account.reserve(&limits, &estimate(30, 0), MINUTE / 2).unwrap();
 }
 
 #[test]
@@ -301,7 +301,7 @@ fn a_limit_of_zero_admits_nothing() {
         KeyLimits { input_per_minute: Some(0), ..KeyLimits::default() },
         KeyLimits { output_per_day: Some(0), ..KeyLimits::default() },
     ] {
-        assert!(account.reserve(&limits, &asked(1, 1), 5).is_err(), "{limits:?}");
+        assert!(account.reserve(&limits, &estimate(1, 1), 5).is_err(), "{limits:?}");
         account.rate_limits(&limits, 5);
     }
 }
@@ -338,9 +338,9 @@ fn rate_limit_headers_match_openais() {
 fn the_scarcest_token_limit_is_reported() {
     let limits = KeyLimits { input_per_minute: Some(1000), output_per_day: Some(1_000_000), ..KeyLimits::default() };
     let mut account = Account::default();
-    account.reserve(&limits, &asked(100, 50_000), 0).unwrap();
+    account.reserve(&limits, &estimate(100, 50_000), 0).unwrap();
     assert_eq!(account.rate_limits(&limits, 0).tokens.unwrap().limit, 1000);
-    account.reserve(&limits, &asked(0, 100_000), 0).unwrap();
+    account.reserve(&limits, &estimate(0, 100_000), 0).unwrap();
     assert_eq!(account.rate_limits(&limits, 0).tokens, Some(RateLimit { limit: 1_000_000, remaining: 850_000, reset_ms: DAY }));
 }
 

@@ -69,7 +69,7 @@ impl AnswerPipeline {
 }
 
 impl PipelineState {
-    /// Tokens of the stream so far: all if the engine was asked for them, else at least so many.
+    /// Tokens of the stream so far: all if the engine returns them, else at least so many.
     pub(crate) fn seen_tokens(&self) -> u64 {
         let recorded = self.token_record.as_ref().map_or(0, |record| record.emitted_tokens());
         if recorded > 0 { recorded } else { self.scanner.as_ref().map_or(0, SseScanner::least_tokens) }
@@ -142,7 +142,7 @@ impl PipelineState {
         outcome
     }
 
-    /// Reads a piece of an event stream whose engine was asked for tokens.
+    /// Reads a piece of an event stream whose engine returns tokens.
     fn process_with_tokens(&mut self, bytes: Bytes) -> (ChunkOutcome, &'static [u8]) {
         let (Some(scanner), Some(record)) = (&mut self.scanner, &mut self.token_record) else {
             return (ChunkOutcome::Forward(bytes), b"");

@@ -42,8 +42,8 @@ pub(crate) use usage_bounds::Work;
 use crate::access_log::AttemptEntry;
 use crate::admission::{ActualUsage, OutputTokens, Permit};
 use crate::crash_suspects::{self, CrashSuspects, CrashWatch};
+use crate::fan_out::AnswerExchange;
 use crate::fleet::{Fleet, InFlight, Replica};
-use crate::lanes::Exchange;
 use crate::metrics::RouterMetrics;
 use crate::placement::{PlacementDecision, PlacementFeedback, Placer, Prompt, RequestQueue};
 use crate::resume_tier::{NotResumed, ResumeTier};
@@ -240,7 +240,8 @@ impl Dispatch {
         let entry = outgoing.log_entry.record_attempt(&replica.id, attempt, queued_for, &decision);
         entry.add_trace_parent(&mut head.headers);
         let feedback = PlacementFeedback::new(&self.placer, prompt, decision.clone(), &in_flight, approx_prefix_slot);
-        let exchange = replica.lanes.open(head, body);
+        let fan_out = outgoing.fan_out.as_ref().filter(|_| replica.has_rust_front_end());
+        let exchange = AnswerExchange::open(&replica.lanes, head, body, fan_out);
         SentAttempt { replica, exchange, in_flight, feedback, prefill_estimate, decision, entry }
     }
 
@@ -299,7 +300,7 @@ impl Dispatch {
     /// until the first byte of the body. After `prefill_estimate` the prompt counts as computed.
     async fn read_first_bytes(
         &self,
-        exchange: &Exchange,
+        exchange: &AnswerExchange,
         in_flight: &mut InFlight,
         mut prefill_estimate: Option<Duration>,
     ) -> Result<(ResponseHead, Option<Bytes>), StreamFault> {
@@ -422,7 +423,7 @@ fn attempt_end(attempt: &AttemptOutcome, replica: &Replica, crash_watch: &mut Cr
 /// A request that is counted at the replica it was sent to.
 struct SentAttempt {
     replica: Arc<Replica>,
-    exchange: Result<Exchange, StreamFault>,
+    exchange: Result<AnswerExchange, StreamFault>,
     in_flight: InFlight,
     feedback: PlacementFeedback,
     /// After this time a plain answer's prompt counts as computed.

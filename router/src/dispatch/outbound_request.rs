@@ -8,6 +8,7 @@ use tokio::time::Instant;
 
 use super::Work;
 use crate::access_log::AccessEntry;
+use crate::fan_out::FanOut;
 use crate::placement::{PlacementRequest, QueueShare, QueueSlot};
 use crate::response_affinity::{ResponseRecorder, ResponseReference};
 use crate::resumption::ResumePlan;
@@ -33,6 +34,8 @@ pub(crate) struct OutboundRequest {
     /// The replica's index and the estimates are filled in for each attempt.
     pub head: RequestHead,
     pub body: Bytes,
+    /// The request as several, for engines that give one answer at a time.
+    pub fan_out: Option<FanOut>,
     pub dialect: Dialect,
     pub work: Work,
     pub log_entry: AccessEntry,

@@ -19,7 +19,7 @@ const UNKNOWN_RETRY_SECONDS: u64 = 10;
 /// Seconds after which a client of a leaving router may retry. Another router may be there already.
 const STOPPING_RETRY_SECONDS: u64 = 1;
 
-/// Longest wait that a client is ever told: OpenAI's SDKs ignore longer ones.
+/// Longest Retry-After that a client ever gets: OpenAI's SDKs ignore longer ones.
 const MAX_RETRY_SECONDS: f64 = 60.0;
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -36,7 +36,7 @@ pub(crate) enum Refusal {
         "the engines of this model run with vLLM's Rust front-end, which has no {path}: whoever runs them starts their agents with --front-end python"
     )]
     MissingRoute {
-        /// The path as the client asked for it.
+        /// The path as the client sent it.
         path: String,
     },
     /// Nothing can take the request now.

@@ -27,8 +27,8 @@ use crate::access_log::{AccessEntry, AttemptEntry};
 use crate::admission::Permit;
 use crate::crash_suspects::CrashWatch;
 use crate::direct_writing::{AnswerPipeline, DirectWriter};
+use crate::fan_out::AnswerExchange;
 use crate::fleet::{InFlight, Replica};
-use crate::lanes::Exchange;
 use crate::metrics::RouterMetrics;
 use crate::outcome::LossCause;
 use crate::placement::PlacementFeedback;
@@ -73,7 +73,7 @@ pub(crate) struct Relay {
     /// The piece that was read before this answer was chosen.
     first_chunk: Option<Bytes>,
     pipeline: Arc<AnswerPipeline>,
-    exchange: Exchange,
+    exchange: AnswerExchange,
     context: RelayContext,
     /// The inline consumer is still to be attached to the lane.
     is_direct_writing_pending: bool,
@@ -116,7 +116,7 @@ impl Relay {
     /// that is to be remembered.
     #[must_use]
     pub(crate) fn new(
-        exchange: Exchange,
+        exchange: AnswerExchange,
         first_chunk: Option<Bytes>,
         dialect: Option<Dialect>,
         watch: Option<ResponseIdReader>,
@@ -244,7 +244,7 @@ impl Relay {
     fn attach_consumer(&mut self) {
         if self.is_direct_writing_pending && !self.context.awaits_first_event {
             self.is_direct_writing_pending = false;
-            self.exchange.attach(self.pipeline.clone());
+            self.exchange.attach(&self.pipeline);
         }
     }
 

@@ -9,8 +9,8 @@ use memchr::memmem::Finder;
 
 use super::{ABORT_MESSAGE, END_MESSAGE, OutboundRequest, Work};
 use crate::access_log::AttemptEntry;
+use crate::fan_out::AnswerExchange;
 use crate::fleet::{InFlight, Replica};
-use crate::lanes::Exchange;
 use crate::placement::{PlacementDecision, PlacementFeedback};
 use crate::sse::{AnswerParser, ChunkOutcome, Dialect, EngineEnd, FinishState, SseScanner, TokenUsage};
 
@@ -21,7 +21,7 @@ static ABORT_MARKER: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\
 pub(super) struct StartedAnswer {
     pub(super) head: ResponseHead,
     pub(super) first_chunk: Option<Bytes>,
-    pub(super) exchange: Exchange,
+    pub(super) exchange: AnswerExchange,
     /// Taken when another replica is tried.
     pub(super) in_flight: Option<InFlight>,
     pub(super) replica: Arc<Replica>,
@@ -105,8 +105,8 @@ impl StartedAnswer {
         self.has_content_type(b"text/event-stream")
     }
 
-    fn has_content_type(&self, wanted: &[u8]) -> bool {
-        let has = |header: &Header| header.name.eq_ignore_ascii_case(b"content-type") && header.value.starts_with(wanted);
+    fn has_content_type(&self, expected: &[u8]) -> bool {
+        let has = |header: &Header| header.name.eq_ignore_ascii_case(b"content-type") && header.value.starts_with(expected);
         self.head.headers.iter().any(has)
     }
 }

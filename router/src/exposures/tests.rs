@@ -13,7 +13,7 @@ fn doors() -> Listeners {
     }
 }
 
-fn said(doors: &Listeners) -> Vec<(String, bool)> {
+fn warnings(doors: &Listeners) -> Vec<(String, bool)> {
     let word = |opening: &Exposure| format!("{} {}", opening.setting, opening.description.split(':').next().unwrap());
     find_exposures(doors).iter().map(|opening| (word(opening), opening.is_remote())).collect()
 }
@@ -21,7 +21,7 @@ fn said(doors: &Listeners) -> Vec<(String, bool)> {
 #[test]
 fn a_loopback_router_warns_about_users_of_its_host() {
     let expected = [("router.keys_file no keys", false), ("router.agents_listen no TLS", false)];
-    assert_eq!(said(&doors()), expected.map(|(words, far)| (words.to_owned(), far)));
+    assert_eq!(warnings(&doors()), expected.map(|(words, far)| (words.to_owned(), far)));
 }
 
 #[test]
@@ -29,7 +29,7 @@ fn a_reachable_router_warns_about_plain_text() {
     let everywhere: SocketAddr = "0.0.0.0:1".parse().unwrap();
     let doors = Listeners { edge: everywhere, agents: everywhere, admin: everywhere, has_keys: true, ..doors() };
     let expected = ["router.listen no TLS", "router.agents_listen no TLS", "router.admin_listen no TLS"];
-    assert_eq!(said(&doors), expected.map(|words| (words.to_owned(), true)));
+    assert_eq!(warnings(&doors), expected.map(|words| (words.to_owned(), true)));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use super::replica_status::{Phase, ReplicaStatus};
 /// When requests can be sent to a replica, the soonest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Arrival {
-    /// Within this time, as far as can be told.
+    /// Within this time, as far as is known.
     Within(Duration),
     /// The replica starts, or will start, and nobody can tell yet how long that takes.
     Starting,

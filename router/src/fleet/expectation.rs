@@ -20,7 +20,7 @@ pub(super) const ANNOUNCEMENT_TTL: Duration = Duration::from_secs(30);
 pub(crate) struct Expectation {
     /// The model's entry in lists, until an engine describes it itself.
     pub model: Model,
-    /// When a replica takes requests for the model, if that can be told.
+    /// When a replica takes requests for the model, if that is known.
     pub expected_at: Option<Instant>,
     /// Reason for the wait, in one line for clients.
     pub reason: Arc<str>,

@@ -103,7 +103,7 @@ struct ReportedCache {
     slot: ReplicaSlot,
     /// Readers know the replica slot.
     is_published: bool,
-    /// A snapshot was asked for and has not begun.
+    /// A snapshot was requested and has not begun.
     awaits_snapshot: bool,
     /// Reports in a row whose count or digest differed.
     consecutive_mismatches: u32,

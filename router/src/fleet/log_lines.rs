@@ -12,22 +12,22 @@ const WINDOW: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Default)]
 pub(super) struct LogLines {
-    /// When the present minute began, and the lines that were asked for in it.
+    /// When the present minute began, and the number of lines requested in it.
     window: Option<(Instant, u32)>,
 }
 
 impl LogLines {
     /// Whether there is room for a line now. The line counts either way.
     pub(super) fn take(&mut self, now: Instant) -> bool {
-        let (_, asked) = self.window.get_or_insert((now, 0));
-        *asked = asked.saturating_add(1);
-        *asked <= MAX_LINES_PER_MINUTE
+        let (_, count) = self.window.get_or_insert((now, 0));
+        *count = count.saturating_add(1);
+        *count <= MAX_LINES_PER_MINUTE
     }
 
     /// Ends a minute that is over. Returns how many of its lines were left out, if any were.
     pub(super) fn close_window(&mut self, now: Instant) -> Option<u32> {
-        let (_, asked) = self.window.take_if(|(began, _)| now.saturating_duration_since(*began) >= WINDOW)?;
-        asked.checked_sub(MAX_LINES_PER_MINUTE).filter(|left_out| *left_out > 0)
+        let (_, count) = self.window.take_if(|(began, _)| now.saturating_duration_since(*began) >= WINDOW)?;
+        count.checked_sub(MAX_LINES_PER_MINUTE).filter(|left_out| *left_out > 0)
     }
 }
 

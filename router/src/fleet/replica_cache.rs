@@ -19,7 +19,7 @@ pub(crate) struct CacheStats {
     pub blocks: AtomicU64,
     /// Whether count and digest matched at the last report.
     pub matches: AtomicBool,
-    /// How often the whole cache was asked for because count and digest did not match.
+    /// How often the whole cache was requested because count and digest did not match.
     pub resyncs: AtomicU64,
     /// The reports contradict themselves and are not used until the engine starts anew.
     pub distrusted: AtomicBool,

@@ -316,7 +316,7 @@ impl Session {
     /// Passes a cache report on without waiting.
     ///
     /// Load, phase and lease come by the same stream and must not be late. If the index writer is
-    /// behind, the report is dropped and the whole cache is asked for later.
+    /// behind, the report is dropped and the whole cache is requested later.
     fn forward_cache_report(&mut self, report: CacheReport) {
         let index = report.index;
         if report.snapshot {

@@ -88,7 +88,7 @@ impl Replica {
     }
 
     /// Whether the engine has vLLM's Rust front-end, which lacks routes in some releases.
-    fn has_rust_front_end(&self) -> bool {
+    pub(crate) fn has_rust_front_end(&self) -> bool {
         self.state.launch.as_ref().is_some_and(|launch| launch.dialect == Dialect::Rust)
     }
 

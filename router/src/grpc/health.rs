@@ -47,10 +47,10 @@ impl HealthEndpoint {
 /// Yields each change of what `look` returns, until that is `None` or time is up.
 fn changes(look: impl FnMut() -> Option<ServingStatus>, place: PoolShare) -> impl Stream<Item = Result<HealthCheckResponse, Status>> {
     let until = Instant::now() + MAX_WATCH_TIME;
-    stream::unfold((None, look, place), move |(told, mut look, place)| async move {
+    stream::unfold((None, look, place), move |(reported, mut look, place)| async move {
         while Instant::now() < until {
             let status = look()?;
-            if told != Some(status) {
+            if reported != Some(status) {
                 return Some((Ok(response(status)), (Some(status), look, place)));
             }
             sleep(POLL_INTERVAL).await;

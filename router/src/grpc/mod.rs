@@ -224,15 +224,16 @@ impl Inference for InferenceCall {
     }
 
     async fn place(&self, request: Request<wire::PlaceRequest>) -> Result<tonic::Response<wire::PlaceResponse>, Status> {
-        let mut asked = request.into_inner();
-        let generation = asked.request.take().ok_or_else(|| status::invalid_field("request", "say which request is to be placed"))?;
-        let lasts = place::booking_time(asked.hold.as_ref())?;
+        let mut place_request = request.into_inner();
+        let generation =
+            place_request.request.take().ok_or_else(|| status::invalid_field("request", "say which request is to be placed"))?;
+        let lasts = place::booking_time(place_request.hold.as_ref())?;
         let placed = async {
             let prepared = self.prepare(|headers| request::generate_request(generation, headers, false)).await?;
             let reserved = self.edge.reserve(prepared, &self.caller, &self.log_entry).await;
             let (reserved, permit) = reserved.map_err(|rejection| status::rejection(&rejection))?;
             let placement = self.placement(&reserved.decision);
-            let tells = asked.candidates && self.edge.shows_caches_to(&self.caller);
+            let tells = place_request.candidates && self.edge.shows_caches_to(&self.caller);
             Ok(place::place_response(reserved, permit, &self.edge.bookings, &self.caller, (placement, lasts, tells)))
         };
         self.with_deadline(placed).await

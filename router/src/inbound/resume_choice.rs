@@ -40,8 +40,11 @@ impl ResumeChoice {
 }
 
 impl Edge {
-    /// Chooses for a streaming request with a JSON body.
-    pub(super) fn choose_resumption(&self, path: &PathAndQuery, body: &[u8], peek: &Peek) -> ResumeChoice {
+    /// Chooses for a request, whose body is JSON if it `is_json`.
+    pub(super) fn choose_resumption(&self, path: &PathAndQuery, (body, is_json): (&[u8], bool), peek: &Peek) -> ResumeChoice {
+        if !peek.is_stream || !is_json {
+            return ResumeChoice::None(NotResumed::NoStream);
+        }
         if !self.config.resume_streams {
             return ResumeChoice::None(NotResumed::Off);
         }

@@ -8,6 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use tokio::time::Instant;
 
+use super::body::BodyReservation;
 use super::body_format::BodyFormat;
 use super::edge::Edge;
 use super::form;
@@ -23,11 +24,11 @@ use super::work_estimate::{charged_answers, estimate_tokens, estimate_work, outp
 use crate::access_log::{AccessEntry, client_id};
 use crate::admission::{LimitExceeded, Permit, UsageEstimate};
 use crate::dispatch::{Answer, ExternalPlacement, OutboundRequest, Refusal, Work};
+use crate::fan_out::{FanOut, FanOutForm};
 use crate::fleet::{EngineLaunch, Replica};
 use crate::keys::{Caller, Role};
 use crate::placement::{OutputBounds, PlacementRequest};
 use crate::response_affinity::{ResponseRecorder, ResponseReference};
-use crate::resume_tier::NotResumed;
 use crate::resumption::ask_for_tokens;
 
 /// Most sequences that a request is counted as. No engine computes more of one at once.
@@ -134,7 +135,7 @@ impl Edge {
         };
         let plain = salted.as_ref().map_or(&body, |salted| &salted.body);
         let share = queue_share(&caller, &headers, peek.user.as_deref(), plain.len());
-        let room = reservation.transfer_to(share).map_err(LimitExceeded::from)?;
+        let mut room = reservation.transfer_to(share).map_err(LimitExceeded::from)?;
         let reference = ResponseReference::parse(&method, effective_path, peek.previous_response_id.as_deref());
         if peek.background && reference.creates_response() && caller.limits.has_usage_limits() {
             return Err(Rejection::Malformed(NO_BACKGROUND.into()));
@@ -142,12 +143,12 @@ impl Edge {
         let Estimate { work, output_bounds, sequences, usage } = self.estimate(route, &peek, &body);
         let permit = self.admission.admit(&caller, usage)?;
         self.check_response_id(&reference, peek.response_id.as_deref(), &caller, begun)?;
-        let may_be_resumed = peek.is_stream && method == Method::POST && matches!(content, BodyFormat::Json);
-        let resumption =
-            if may_be_resumed { self.choose_resumption(&path, plain, &peek) } else { ResumeChoice::None(NotResumed::NoStream) };
+        let is_json = method == Method::POST && matches!(content, BodyFormat::Json);
+        let resumption = self.choose_resumption(&path, (plain, is_json), &peek);
         let asking = matches!(resumption, ResumeChoice::Continue(_)).then(|| ask_for_tokens(plain));
         let prompt_parts = if work.is_some() { std::mem::take(&mut peek.prompt_parts) } else { Vec::new() };
         let EngineBody { body, salt, prompt_parts } = EngineBody::new((body, peek.salt, prompt_parts), salted, asking);
+        let fan_out = self.fan_out((route, sequences), peek.model.as_deref(), (&body, &prompt_parts), &mut room)?;
         // The texts do not hold the reservation: they are dropped once the replica has been chosen,
         // and an answer may begin while the rest of the body waits to be sent.
         let body = room.wrap(body);
@@ -179,6 +180,7 @@ impl Edge {
                 .creates_response()
                 .then(|| ResponseRecorder { affinity: self.response_affinity.clone(), tenant: caller.owner().clone() }),
             referenced_response: reference,
+            fan_out,
             head: RequestHead {
                 method: method.as_str().to_owned(),
                 path: path.as_str().to_owned(),
@@ -244,6 +246,28 @@ impl Edge {
         let Some(chosen) = chosen.filter(is_taken) else { return Ok(()) };
         let message = format!("`{chosen}` is the name of a response that is not yours: choose another `request_id`");
         Err(Rejection::Forbidden(message))
+    }
+
+    /// Splits a request of several answers, or of one in a list, if some engine of its model gives
+    /// one at a time.
+    fn fan_out(
+        &self,
+        (route, answers): (Route, u32),
+        model: Option<&str>,
+        (body, prompt_parts): (&Bytes, &[Range<usize>]),
+        room: &mut BodyReservation,
+    ) -> Result<Option<FanOut>, Rejection> {
+        let has_list = || route == Route::Completions && prompt_parts.iter().any(|part| body[part.start] == b'[');
+        let Some(form) = FanOutForm::for_route(route).filter(|_| answers > 1 || has_list()) else { return Ok(None) };
+        let is_needed = |replica: &Arc<Replica>| replica.serves(model) && replica.has_rust_front_end();
+        if !self.dispatch.fleet.view().replicas.iter().any(is_needed) {
+            return Ok(None);
+        }
+        let fan_out = FanOut::split(form, body).map_err(|error| Rejection::Malformed(error.to_string()))?;
+        if let Some(fan_out) = &fan_out {
+            room.count_copies(1, body.len() + fan_out.byte_count()).map_err(LimitExceeded::from)?;
+        }
+        Ok(fan_out)
     }
 
     /// Estimates the work of a request. Each of its answers may be as long as the body allows for

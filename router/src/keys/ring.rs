@@ -1,5 +1,5 @@
 //! The keys of one reading of the file, by their ids: finds the caller of a key at a given time.
-//! Pure, so that any time can be asked about.
+//! Pure, so that any time can be tested.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -252,17 +252,17 @@ impl Placer {
     ///
     /// If the request will have to wait, because others do or no replica has room, the whole prompt
     /// is read: by then a cache may have more of it.
-    pub(crate) async fn read_prompt(&self, asked: PlacementRequest, others_wait: bool) -> Prompt {
-        let mut prompt = Prompt::from_text(asked, "");
-        if let Some(wanted) = self.plan_reading(&prompt) {
+    pub(crate) async fn read_prompt(&self, request: PlacementRequest, others_wait: bool) -> Prompt {
+        let mut prompt = Prompt::from_text(request, "");
+        if let Some(plan) = self.plan_reading(&prompt) {
             // Boxed: a request that is not tokenized should not reserve room for it.
-            Box::pin(self.tokenize(&mut prompt, wanted, others_wait)).await;
+            Box::pin(self.tokenize(&mut prompt, plan, others_wait)).await;
         }
         prompt
     }
 
-    async fn tokenize(&self, prompt: &mut Prompt, wanted: ReadingPlan, others_wait: bool) {
-        let ReadingPlan { mut reader, lora_adapter, block_sizes } = wanted;
+    async fn tokenize(&self, prompt: &mut Prompt, plan: ReadingPlan, others_wait: bool) {
+        let ReadingPlan { mut reader, lora_adapter, block_sizes } = plan;
         let chain = KeyChain::new(&lora_adapter, &prompt.request.cache_salt);
         let waits = others_wait || self.is_full(&self.fleet.view(), prompt.model(), Instant::now());
         let sizes_read: &[u32] = if waits { &[] } else { &block_sizes };

@@ -72,7 +72,7 @@ impl BlockChain {
 }
 
 impl PromptReading {
-    /// Whether more than what was read may be cached, or that cannot be told.
+    /// Whether more than what was read may be cached, or that is unknown.
     ///
     /// The latter holds without a whole block yet, or if the request's text does not represent its
     /// prompt, as with long tools or further prompts.

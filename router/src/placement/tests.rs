@@ -110,11 +110,11 @@ async fn a_request_goes_only_to_front_ends_with_its_route() {
     let missing_routes = vec!["/v1/responses".to_owned()];
     state.launch = Some(EngineLaunch { dialect: Dialect::Rust, missing_routes, ..EngineLaunch::default() });
     report(&fixture.fleet, 1, false, vec![ReplicaChange { state: Some(state), ..ready(0) }]).await;
-    let asked = |path: &str| PlacementRequest { model: Some("m".into()), path: path.to_owned(), ..PlacementRequest::default() };
-    let candidates = |path| fixture.choose(&Prompt::from_text(asked(path), "")).decision.candidates;
+    let request = |path: &str| PlacementRequest { model: Some("m".into()), path: path.to_owned(), ..PlacementRequest::default() };
+    let candidates = |path| fixture.choose(&Prompt::from_text(request(path), "")).decision.candidates;
     assert_eq!(candidates("/v1/chat/completions"), 2);
     assert_eq!((candidates("/v1/responses"), candidates("/v1/responses/resp_1/cancel")), (1, 1));
-    assert_eq!(&*fixture.choose(&Prompt::from_text(asked("/v1/responses"), "")).replica.id, "n/1");
+    assert_eq!(&*fixture.choose(&Prompt::from_text(request("/v1/responses"), "")).replica.id, "n/1");
     let view = fixture.fleet.view();
     assert!(view.may_lack_route(Some("m"), Route::Responses) && !view.may_lack_route(Some("other"), Route::Responses));
     assert!(!view.may_lack_route(Some("m"), Route::Messages));

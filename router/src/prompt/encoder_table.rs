@@ -22,7 +22,7 @@ const MAX_TRANSFERS: usize = 8;
 /// warning must not come every second.
 const RETRY_AFTER_FAILED_TRANSFER: Duration = Duration::from_secs(10);
 
-/// Pause after an engine could not be asked for tokens. It may be full, or lack the route.
+/// Pause after an engine could not be queried for tokens. It may be full, or lack the route.
 const RETRY_AFTER_NO_ANSWER: Duration = Duration::from_secs(1);
 
 /// Shortest time that an offered or used model is kept. Otherwise a fleet with more models than are
@@ -61,7 +61,7 @@ struct EncoderEntry {
 
 #[derive(Debug)]
 enum EncoderStage {
-    /// The files are not here, and not asked for before this time.
+    /// The files are not here, and not requested before this time.
     Missing(Instant),
     Transferring(Transfer),
     Building,
@@ -153,7 +153,7 @@ impl EncoderTable {
     /// Takes in a piece. Returns the bundle once it is complete; then call `finish_build`.
     pub(super) fn receive_part(&mut self, hash: &FilesHash, part: FilesPiece, now: Instant) -> Option<(Generation, Vec<u8>)> {
         let entry = self.entries.get_mut(hash)?;
-        // The piece belongs to a broken transfer, or to one that was asked for twice.
+        // The piece belongs to a broken transfer, or to one that was requested twice.
         let EncoderStage::Transferring(transfer) = &mut entry.stage else { return None };
         match transfer.append(part, now) {
             Ok(false) => None,

@@ -212,9 +212,9 @@ impl Prompts {
     pub(crate) async fn prove(&self, reader: EncoderKey, lanes: &Lanes, replica: u32, model: &str) {
         let Some((life, encoder)) = self.0.table.lock().begin_proof(&reader, Instant::now()) else { return };
         let proving = ProofGuard { prompts: self, reader, life };
-        let asked = proof::ProofTarget { lanes, replica, model, dialect: reader.dialect };
+        let target = proof::ProofTarget { lanes, replica, model, dialect: reader.dialect };
         let (files, front_end) = (ShortHash(&reader.files), reader.dialect);
-        match proof::compare_samples(&self.0.pool, &encoder, &asked).await {
+        match proof::compare_samples(&self.0.pool, &encoder, &target).await {
             Ok(proved) => {
                 let (forms, samples) = (proved.forms, proved.samples);
                 match proved.doubt {

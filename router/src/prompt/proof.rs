@@ -40,7 +40,7 @@ pub(super) enum ProofFailure {
     /// The engine has other tokens even for plain texts and chats, or refuses them. The text names
     /// the sample.
     Mismatch(String),
-    /// The engine could not be asked; the text says why.
+    /// The engine could not be queried; the text says why.
     NoAnswer(String),
 }
 
@@ -48,16 +48,16 @@ pub(super) enum ProofFailure {
 pub(super) async fn compare_samples(
     pool: &ThreadPool,
     encoder: &Arc<Encoder>,
-    asked: &ProofTarget<'_>,
+    target: &ProofTarget<'_>,
 ) -> Result<ProofResult, ProofFailure> {
-    let dialect = asked.dialect;
+    let dialect = target.dialect;
     let mut coverage = Coverage::default();
     for mut sample in samples() {
         if let Value::Object(fields) = &mut sample {
-            fields.insert("model".into(), asked.model.into());
+            fields.insert("model".into(), target.model.into());
         }
         let body = Bytes::from(sample.to_string());
-        let (status, answer) = timeout(SAMPLE_DEADLINE, asked.tokenize(body.clone()))
+        let (status, answer) = timeout(SAMPLE_DEADLINE, target.tokenize(body.clone()))
             .await
             .map_err(|_| ProofFailure::NoAnswer(format!("no answer to /tokenize within {} s", SAMPLE_DEADLINE.as_secs())))?
             .map_err(|broken| ProofFailure::NoAnswer(broken.message))?;

@@ -108,14 +108,14 @@ async fn files_received_in_pieces_are_used_once_proved() {
 #[tokio::test(start_paused = true)]
 async fn files_with_a_wrong_hash_are_dropped_and_requested_again() {
     let prompts = nothing_kept();
-    let (wanted, other) = (bundle(0), bundle(1));
-    let hash = bundle::bundle_hash(&wanted);
-    assert_eq!(wanted.len(), other.len());
-    prompts.offer_files(hash, wanted.len() as u64, &|| send(&prompts, hash, &other));
+    let (expected, other) = (bundle(0), bundle(1));
+    let hash = bundle::bundle_hash(&expected);
+    assert_eq!(expected.len(), other.len());
+    prompts.offer_files(hash, expected.len() as u64, &|| send(&prompts, hash, &other));
     assert_eq!(decided(&prompts, hash).await, EncoderStatus::Missing);
-    prompts.offer_files(hash, wanted.len() as u64, &never);
+    prompts.offer_files(hash, expected.len() as u64, &never);
     tokio::time::advance(Duration::from_secs(10)).await;
-    unproved(&prompts, &wanted).await;
+    unproved(&prompts, &expected).await;
 }
 
 #[tokio::test]

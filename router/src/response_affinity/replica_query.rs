@@ -14,7 +14,7 @@ use tokio::time::timeout;
 use crate::engine_life::EngineLife;
 use crate::fleet::{FleetView, Replica};
 
-/// Most replicas that are asked. An unknown id costs each of them about a millisecond of its
+/// Most replicas that are queried. An unknown id costs each of them about a millisecond of its
 /// front-end.
 const MAX_QUERIED: usize = 32;
 

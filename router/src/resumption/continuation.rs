@@ -93,12 +93,12 @@ impl Continuation {
     /// The rewritten events that this piece completes.
     pub(crate) fn retell(&mut self, piece: &[u8]) -> Bytes {
         self.buffer.extend_from_slice(piece);
-        let mut told = Vec::with_capacity(self.buffer.len() + 256);
+        let mut output = Vec::with_capacity(self.buffer.len() + 256);
         while let Some(end) = event_end(&self.buffer) {
             let event = self.buffer.split_to(end);
-            self.retell_event(&event, &mut told);
+            self.retell_event(&event, &mut output);
         }
-        told.into()
+        output.into()
     }
 
     /// Whether everything that came was passed on.
@@ -109,28 +109,28 @@ impl Continuation {
 
     /// Rewrites an event. Other events than a completion's (errors, comments, `[DONE]`) stay as
     /// they are.
-    fn retell_event(&mut self, event: &[u8], told: &mut Vec<u8>) {
+    fn retell_event(&mut self, event: &[u8], output: &mut Vec<u8>) {
         let data = event.strip_prefix(b"data: ").map(<[u8]>::trim_ascii_end);
         let Some(CompletionEvent { choices, usage, system_fingerprint }) = data.and_then(|data| serde_json::from_slice(data).ok()) else {
-            told.extend_from_slice(event);
+            output.extend_from_slice(event);
             return;
         };
         let fingerprint = system_fingerprint.map(RawValue::get);
         // An event with only the prompt's tokens says nothing of the answer.
         if let Some(part) = choices.first().map(CompletionChoice::part).filter(|part| !part.is_empty()) {
             if !self.has_begun && !is_of_its_tokens(&part) {
-                told.extend_from_slice(NO_CONTINUATION);
+                output.extend_from_slice(NO_CONTINUATION);
                 return;
             }
             self.has_begun |= !part.text.is_empty();
-            self.form.push_part(&self.head, part, fingerprint, told);
+            self.form.push_part(&self.head, part, fingerprint, output);
         }
         if let Some(usage) = usage {
             // To the continuation, tokens emitted earlier are prompt.
             let completion = self.emitted_tokens + usage.completion_tokens.unwrap_or(0);
             let cached = usage.prompt_tokens_details.map(|details| self.bound_cached(details));
             let whole = WholeUsage { prompt: self.prompt_tokens, completion, cached: cached.as_deref() };
-            self.form.push_usage(&self.head, whole, fingerprint, told);
+            self.form.push_usage(&self.head, whole, fingerprint, output);
         }
     }
 
@@ -148,7 +148,7 @@ mod tests {
     use super::*;
     use crate::resumption::samples::text;
 
-    fn told(first: &str, ids: &str) -> String {
+    fn rewritten(first: &str, ids: &str) -> String {
         let known = KnownTokens {
             form: EventForm::of(crate::resumption::StreamApi::Chat, crate::resumption::samples::role("[1]").as_bytes()),
             ids: "1,2".into(),
@@ -164,11 +164,11 @@ mod tests {
 
     #[test]
     fn a_continuation_that_repeats_the_prompt_ends_in_error() {
-        assert!(told(&"x".repeat(257), "[2]").starts_with("data: {\"error\":"));
-        assert!(told(&"x".repeat(513), "[2,3]").starts_with("data: {\"error\":"));
+        assert!(rewritten(&"x".repeat(257), "[2]").starts_with("data: {\"error\":"));
+        assert!(rewritten(&"x".repeat(513), "[2,3]").starts_with("data: {\"error\":"));
         for (first, ids) in [("x".repeat(256), "[2]"), ("x".repeat(512), "[2,3]"), (String::new(), "[2]")] {
-            assert_eq!(told(&first, ids).contains("error"), first.is_empty(), "{}", first.len());
+            assert_eq!(rewritten(&first, ids).contains("error"), first.is_empty(), "{}", first.len());
         }
-        assert!(!told("fine", "[2]").contains("error"));
+        assert!(!rewritten("fine", "[2]").contains("error"));
     }
 }

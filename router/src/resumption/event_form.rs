@@ -18,7 +18,7 @@ pub(super) struct EventForm {
     pub(super) closing: &'static [u8],
     /// The name of the tokens, if it is absent without them.
     pub(super) field: &'static [u8],
-    /// The value in place of tokens that nobody asked for.
+    /// The value in place of tokens that were not requested.
     pub(super) absent: &'static [u8],
     /// How an event without its tokens ends.
     pub(super) end: &'static [u8],
@@ -120,7 +120,7 @@ impl EventForm {
     /// The form of the stream with this event. Only the Python front-end writes `null` fields.
     #[must_use]
     pub(super) fn of(api: StreamApi, event: &[u8]) -> &'static Self {
-        // Log probabilities are never asked for. Quotes within strings are escaped.
+        // Log probabilities are never requested. Quotes within strings are escaped.
         let writes_null = memmem::find(event, br#","logprobs":null"#).is_some();
         match (api, writes_null) {
             (StreamApi::Chat, true) => &PYTHON_CHAT,
@@ -130,73 +130,73 @@ impl EventForm {
         }
     }
 
-    /// Appends the events of this part of an answer, as an engine writes them if asked for tokens.
+    /// Appends the events of this part of an answer, as an engine that returns tokens writes them.
     /// `fingerprint` follows the part's end.
-    pub(super) fn push_part(&self, head: &[u8], part: AnswerDelta<'_>, fingerprint: Option<&str>, told: &mut Vec<u8>) {
+    pub(super) fn push_part(&self, head: &[u8], part: AnswerDelta<'_>, fingerprint: Option<&str>, output: &mut Vec<u8>) {
         let AnswerDelta { text, ids, finish } = part;
-        let close = |told: &mut Vec<u8>| {
-            told.extend_from_slice(b"}]");
+        let close = |output: &mut Vec<u8>| {
+            output.extend_from_slice(b"}]");
             if let Some(fingerprint) = fingerprint.filter(|_| self.has_fingerprint) {
-                let _ = write!(told, ",\"system_fingerprint\":{fingerprint}");
+                let _ = write!(output, ",\"system_fingerprint\":{fingerprint}");
             }
-            told.extend_from_slice(b"}\n\n");
+            output.extend_from_slice(b"}\n\n");
         };
         let is_apart = matches!(self.finish, FinishForm::Apart(_));
         if finish.is_none() || is_apart && (ids.is_some() || !text.is_empty()) {
-            told.extend_from_slice(head);
+            output.extend_from_slice(head);
             match (self.textless, ids) {
-                (Some(textless), Some(ids)) if text.is_empty() => drop(write!(told, "{textless}{ids}")),
+                (Some(textless), Some(ids)) if text.is_empty() => drop(write!(output, "{textless}{ids}")),
                 _ => {
-                    told.extend_from_slice(self.opening);
-                    told.extend_from_slice(text.as_bytes());
-                    told.extend_from_slice(self.closing);
-                    self.push_ids(ids, told);
+                    output.extend_from_slice(self.opening);
+                    output.extend_from_slice(text.as_bytes());
+                    output.extend_from_slice(self.closing);
+                    self.push_ids(ids, output);
                 }
             }
-            close(told);
+            close(output);
         }
         let Some((reason, stop)) = finish else { return };
-        told.extend_from_slice(head);
+        output.extend_from_slice(head);
         match self.finish {
             FinishForm::WithText { before, tokens } => {
-                told.extend_from_slice(self.opening);
-                let _ = write!(told, "{text}{before}{reason},\"stop_reason\":{stop}{tokens}");
-                self.push_ids(ids, told);
+                output.extend_from_slice(self.opening);
+                let _ = write!(output, "{text}{before}{reason},\"stop_reason\":{stop}{tokens}");
+                self.push_ids(ids, output);
             }
             FinishForm::Apart(opening) => {
-                let _ = write!(told, "{opening}{reason}");
+                let _ = write!(output, "{opening}{reason}");
                 if stop != "null" {
-                    let _ = write!(told, ",\"stop_reason\":{stop}");
+                    let _ = write!(output, ",\"stop_reason\":{stop}");
                 }
             }
         }
-        close(told);
+        close(output);
     }
 
-    fn push_ids(&self, ids: Option<&str>, told: &mut Vec<u8>) {
+    fn push_ids(&self, ids: Option<&str>, output: &mut Vec<u8>) {
         match ids {
             Some(ids) => {
-                told.extend_from_slice(self.field);
-                told.extend_from_slice(ids.as_bytes());
+                output.extend_from_slice(self.field);
+                output.extend_from_slice(ids.as_bytes());
             }
-            None => told.extend_from_slice(self.absent),
+            None => output.extend_from_slice(self.absent),
         }
     }
 
     /// Appends the event with the usage of the whole answer.
-    pub(super) fn push_usage(&self, head: &[u8], usage: WholeUsage<'_>, fingerprint: Option<&str>, told: &mut Vec<u8>) {
+    pub(super) fn push_usage(&self, head: &[u8], usage: WholeUsage<'_>, fingerprint: Option<&str>, output: &mut Vec<u8>) {
         let WholeUsage { prompt, completion, cached } = usage;
         let total = prompt + completion;
-        told.extend_from_slice(head);
-        let _ = write!(told, r#"],"usage":{{"prompt_tokens":{prompt},"total_tokens":{total},"completion_tokens":{completion}"#);
+        output.extend_from_slice(head);
+        let _ = write!(output, r#"],"usage":{{"prompt_tokens":{prompt},"total_tokens":{total},"completion_tokens":{completion}"#);
         match cached {
-            Some(details) => drop(write!(told, ",\"prompt_tokens_details\":{details}")),
-            None => told.extend_from_slice(self.nothing_cached.as_bytes()),
+            Some(details) => drop(write!(output, ",\"prompt_tokens_details\":{details}")),
+            None => output.extend_from_slice(self.nothing_cached.as_bytes()),
         }
-        told.extend_from_slice(self.usage_end.as_bytes());
+        output.extend_from_slice(self.usage_end.as_bytes());
         if let Some(fingerprint) = fingerprint.filter(|_| self.has_fingerprint) {
-            let _ = write!(told, ",\"system_fingerprint\":{fingerprint}");
+            let _ = write!(output, ",\"system_fingerprint\":{fingerprint}");
         }
-        told.extend_from_slice(b"}\n\n");
+        output.extend_from_slice(b"}\n\n");
     }
 }

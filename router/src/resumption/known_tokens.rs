@@ -133,7 +133,8 @@ mod tests {
             r#"{"model":"m","min_tokens":4,"max_tokens":8,"stream":true,"stream_options":{"include_usage":true},"return_token_ids":true,"prompt":[1,2,3,4,5]}"#
         );
         assert_eq!((&request.body[request.prompt], request.max_tokens), (&b"[1,2,3,4,5]"[..], Some(8)));
-        let left = |max_tokens| known(2, false).continuation_request(&sampling(max_tokens, 0, false), 100).map(|asked| asked.max_tokens);
+        let left =
+            |max_tokens| known(2, false).continuation_request(&sampling(max_tokens, 0, false), 100).map(|continued| continued.max_tokens);
         for (max_tokens, expected) in [(None, Some(None)), (Some(3), Some(Some(1))), (Some(2), None), (Some(1), None)] {
             assert_eq!(left(max_tokens), expected, "{max_tokens:?}");
         }

@@ -46,7 +46,7 @@ pub(crate) fn text(id: &str, text: &str, prompt: &str, ids: &str, reason: &str) 
 }
 
 /// A request, and the part of the texts that answers it.
-struct Asked {
+struct SampleRequest {
     is_chat: bool,
     asks: bool,
     wants_usage: bool,
@@ -57,7 +57,7 @@ struct Asked {
     reason: &'static str,
 }
 
-impl Asked {
+impl SampleRequest {
     fn parse(path: &str, body: &[u8], texts: usize) -> Self {
         let body: Value = serde_json::from_slice(body).unwrap();
         let prompt: Vec<u64> = body["prompt"].as_array().map_or(vec![1, 2], |ids| ids.iter().map(|id| id.as_u64().unwrap()).collect());
@@ -87,19 +87,19 @@ impl Asked {
 
 /// The events of an answer, starting where the request's tokens end.
 pub(crate) fn answer(front_end: Dialect, path: &str, body: &[u8], id: &str, texts: &[&str]) -> Vec<String> {
-    let asked = Asked::parse(path, body, texts.len());
+    let request = SampleRequest::parse(path, body, texts.len());
     let mut events = match front_end {
-        Dialect::Python => python_events(&asked, id, texts),
-        Dialect::Rust => rust_events(&asked, id, texts),
+        Dialect::Python => python_events(&request, id, texts),
+        Dialect::Rust => rust_events(&request, id, texts),
     };
     events.push("data: [DONE]\n\n".into());
     events
 }
 
-fn python_events(asked: &Asked, id: &str, texts: &[&str]) -> Vec<String> {
-    let Asked { is_chat, asks, wants_usage, from, end, reason, .. } = *asked;
+fn python_events(request: &SampleRequest, id: &str, texts: &[&str]) -> Vec<String> {
+    let SampleRequest { is_chat, asks, wants_usage, from, end, reason, .. } = *request;
     let or_null = |list: String| if asks { list } else { "null".into() };
-    let prompt_list = or_null(asked.prompt_list());
+    let prompt_list = or_null(request.prompt_list());
     let mut events = if is_chat { vec![role(&prompt_list)] } else { Vec::new() };
     // An answer without further text still has a last event.
     for at in from..end.max(from + 1) {
@@ -118,16 +118,16 @@ fn python_events(asked: &Asked, id: &str, texts: &[&str]) -> Vec<String> {
         events.push(if is_last && !wants_usage { event.replace("}]}\n\n", &format!("}}]{FINGERPRINT}}}\n\n")) } else { event });
     }
     if wants_usage {
-        events.push(format!("{}],\"usage\":{}}}{FINGERPRINT}}}\n\n", asked.head(id), asked.usage()));
+        events.push(format!("{}],\"usage\":{}}}{FINGERPRINT}}}\n\n", request.head(id), request.usage()));
     }
     events
 }
 
-fn rust_events(asked: &Asked, id: &str, texts: &[&str]) -> Vec<String> {
-    let head = asked.head(id);
+fn rust_events(request: &SampleRequest, id: &str, texts: &[&str]) -> Vec<String> {
+    let head = request.head(id);
     let choice = |fields: &str| format!("{head}{{\"index\":0,{fields}}}]}}\n\n");
-    let prompt = format!(r#","prompt_token_ids":{}"#, asked.prompt_list());
-    let mut events = match (asked.is_chat, asked.asks) {
+    let prompt = format!(r#","prompt_token_ids":{}"#, request.prompt_list());
+    let mut events = match (request.is_chat, request.asks) {
         (true, asks) => {
             let prompt = if asks { prompt } else { String::new() };
             vec![format!("{head}{{\"index\":0,\"delta\":{{\"role\":\"assistant\"}}}}]{prompt}}}\n\n")]
@@ -135,21 +135,21 @@ fn rust_events(asked: &Asked, id: &str, texts: &[&str]) -> Vec<String> {
         (false, true) => vec![choice(&format!(r#""text":"","token_ids":[]{prompt}"#))],
         (false, false) => Vec::new(),
     };
-    for (at, piece) in texts.iter().copied().enumerate().take(asked.end).skip(asked.from) {
-        let ids = if asked.asks { format!(r#","token_ids":[{}]"#, FIRST_TOKEN + at) } else { String::new() };
-        match (asked.is_chat, piece) {
-            (true, "") if !asked.asks => {}
+    for (at, piece) in texts.iter().copied().enumerate().take(request.end).skip(request.from) {
+        let ids = if request.asks { format!(r#","token_ids":[{}]"#, FIRST_TOKEN + at) } else { String::new() };
+        match (request.is_chat, piece) {
+            (true, "") if !request.asks => {}
             (true, "") => events.push(choice(&format!(r#""delta":{{}}{ids}"#))),
             (true, _) => events.push(choice(&format!(r#""delta":{{"content":"{piece}"}}{ids}"#))),
             (false, _) => events.push(choice(&format!(r#""text":"{piece}"{ids}"#))),
         }
     }
-    let last = if asked.is_chat { r#""delta":{}"# } else { r#""text":"""# };
-    let no_ids = if asked.asks && !asked.is_chat { r#","token_ids":[]"# } else { "" };
-    events.push(choice(&format!(r#"{last},"finish_reason":"{}"{no_ids}"#, asked.reason)));
-    if asked.wants_usage {
+    let last = if request.is_chat { r#""delta":{}"# } else { r#""text":"""# };
+    let no_ids = if request.asks && !request.is_chat { r#","token_ids":[]"# } else { "" };
+    events.push(choice(&format!(r#"{last},"finish_reason":"{}"{no_ids}"#, request.reason)));
+    if request.wants_usage {
         let details = r#","prompt_tokens_details":null,"completion_tokens_details":{"reasoning_tokens":0}"#;
-        events.push(format!("{head}],\"usage\":{}{details}}}}}\n\n", asked.usage()));
+        events.push(format!("{head}],\"usage\":{}{details}}}}}\n\n", request.usage()));
     }
     events
 }

@@ -82,7 +82,7 @@ struct TextDelta<'a> {
 }
 
 impl TokenRecord {
-    /// The record of a stream whose engine was asked for tokens.
+    /// The record of a stream whose engine returns tokens.
     #[must_use]
     pub(crate) fn new(api: StreamApi, memory: &RecordMemory) -> Self {
         Self {

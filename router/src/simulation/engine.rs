@@ -75,8 +75,8 @@ pub(super) struct SimulatedEngine {
     step: Duration,
     life: Mutex<EngineLife>,
     /// Wakes waiters in the order in which they began; tokio's `watch` would pick randomly.
-    news: Notify,
-    news_count: AtomicU64,
+    changed: Notify,
+    change_count: AtomicU64,
     state: Mutex<EngineState>,
     trace: Trace,
 }
@@ -129,8 +129,8 @@ impl Drop for RunningRequest<'_> {
 impl SimulatedEngine {
     pub(super) fn start(name: String, step: Duration, trace: Trace) -> Arc<Self> {
         let life = EngineLife { epoch: 1, phase: Phase::Ready, death: None, is_held: false, naps: 0 };
-        let (life, news, news_count) = (Mutex::new(life), Notify::new(), AtomicU64::new(0));
-        Arc::new(Self { name, step, life, news, news_count, state: Mutex::default(), trace })
+        let (life, changed, change_count) = (Mutex::new(life), Notify::new(), AtomicU64::new(0));
+        Arc::new(Self { name, step, life, changed, change_count, state: Mutex::default(), trace })
     }
 
     pub(super) fn life(&self) -> EngineLife {
@@ -138,8 +138,8 @@ impl SimulatedEngine {
     }
 
     fn tell(&self) {
-        self.news_count.fetch_add(1, Ordering::Relaxed);
-        self.news.notify_waiters();
+        self.change_count.fetch_add(1, Ordering::Relaxed);
+        self.changed.notify_waiters();
     }
 
     /// Changes the engine's life, if that is possible now. Returns whether it was.
@@ -153,18 +153,18 @@ impl SimulatedEngine {
 
     async fn wait_for<T>(&self, found: impl Fn() -> Option<T>) -> T {
         loop {
-            let mut news = pin!(self.news.notified());
-            news.as_mut().enable();
+            let mut changed = pin!(self.changed.notified());
+            changed.as_mut().enable();
             if let Some(found) = found() {
                 return found;
             }
-            news.await;
+            changed.await;
         }
     }
 
-    /// Resolves when the news count differs from `seen`, with the new count.
-    pub(super) async fn wait_news(&self, seen: u64) -> u64 {
-        self.wait_for(|| Some(self.news_count.load(Ordering::Relaxed)).filter(|count| *count != seen)).await
+    /// Resolves when the change count differs from `seen`, with the new count.
+    pub(super) async fn wait_for_change(&self, seen: u64) -> u64 {
+        self.wait_for(|| Some(self.change_count.load(Ordering::Relaxed)).filter(|count| *count != seen)).await
     }
 
     /// The requests in all, and those of this router.

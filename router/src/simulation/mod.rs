@@ -59,10 +59,10 @@ async fn simulate(scenario: Scenario) -> Outcome {
     let delays = scenario.nodes.iter().map(|node| (node.name.clone(), node.delay)).collect();
     let world = World::new(scenario.poison.clone(), delays);
     let fleet = SimulatedFleet::start(&world, &scenario).await;
-    let mut asked = JoinSet::new();
+    let mut clients = JoinSet::new();
     for question in scenario.questions.clone() {
         let (world, is_survivable, spares_streams) = (world.clone(), scenario.is_survivable(), scenario.spares_streams());
-        asked.spawn(async move {
+        clients.spawn(async move {
             sleep(question.at).await;
             let verdict = ask(&world, &question).await;
             let is_unneeded = match verdict {
@@ -85,7 +85,7 @@ async fn simulate(scenario: Scenario) -> Outcome {
         });
     }
     let mut verdicts = BTreeMap::new();
-    while let Some(verdict) = asked.join_next().await {
+    while let Some(verdict) = clients.join_next().await {
         if let Some(verdict) = verdict.expect("no client panics") {
             *verdicts.entry(verdict).or_default() += 1;
         }

@@ -53,10 +53,10 @@ impl Trace {
     /// The faults, and the last lines that contain one of the words.
     pub(super) fn excerpt(&self, words: &[String]) -> String {
         let lines = self.0.lines.lock();
-        let is_told = |line: &&String| line.contains("fault:") || words.iter().any(|word| line.contains(&**word));
-        let told: Vec<&String> = lines.iter().filter(is_told).collect();
+        let is_shown = |line: &&String| line.contains("fault:") || words.iter().any(|word| line.contains(&**word));
+        let shown: Vec<&String> = lines.iter().filter(is_shown).collect();
         let mut excerpt = String::new();
-        for line in &told[told.len().saturating_sub(SHOWN_LINES)..] {
+        for line in &shown[shown.len().saturating_sub(SHOWN_LINES)..] {
             let _ = writeln!(excerpt, "{line}");
         }
         excerpt

@@ -286,7 +286,7 @@ impl AnswerParser {
     }
 
     fn open_container(&mut self, is_object: bool) {
-        let wanted = match (self.innermost(), self.field, is_object) {
+        let container = match (self.innermost(), self.field, is_object) {
             _ if self.skipped_depth > 0 || self.is_root_closed || self.depth == DEPTH => None,
             (None, _, true) => Some(JsonContainer::Root),
             (_, JsonField::Inner, true) => Some(JsonContainer::Inner),
@@ -297,7 +297,7 @@ impl AnswerParser {
             _ => None,
         };
         self.field = JsonField::Other;
-        match wanted {
+        match container {
             Some(place) => {
                 self.containers[self.depth] = place;
                 self.depth += 1;

@@ -141,11 +141,11 @@ impl Predecessor {
         let listeners = self.listeners.0.as_ref().map_err(|error| io::Error::from(error.kind()))?;
         send_files(stream, &listeners.each_ref().map(AsFd::as_fd)).await?;
 
-        expect(stream, |told| matches!(told, FromSuccessor::ReadyForAgents)).await?;
+        expect(stream, |step| matches!(step, FromSuccessor::ReadyForAgents)).await?;
         self.succession.lend_agents_port();
         send(stream, &FromPredecessor::AgentsAreYours).await?;
 
-        expect(stream, |told| matches!(told, FromSuccessor::ReadyForClients)).await?;
+        expect(stream, |step| matches!(step, FromSuccessor::ReadyForClients)).await?;
         // From here on, everything learned is in the memory or among the changes. No change may be
         // lost: a request whose end is lost counts as running until this router has left. Changes
         // are few: until `Serving` there is a deadline, and from then on no request begins here.
@@ -155,7 +155,7 @@ impl Predecessor {
         let responses = self.response_affinity.export(response_sender);
         send(stream, &FromPredecessor::Memory(Memory { usage, responses })).await?;
 
-        expect(stream, |told| matches!(told, FromSuccessor::Serving)).await?;
+        expect(stream, |step| matches!(step, FromSuccessor::Serving)).await?;
         self.succession.give_place();
         self.serving.drain();
         self.admin_end.cancel();
@@ -198,8 +198,8 @@ async fn accept_caller(socket: &mut Option<PrivateSocket>, path: &Path) -> UnixS
 }
 
 async fn expect(stream: &mut UnixStream, is_due: impl Fn(&FromSuccessor) -> bool) -> Result<(), Failure> {
-    let told = receive_within(STEP_TIMEOUT, stream).await?;
-    if is_due(&told) { Ok(()) } else { Err(Failure::OutOfTurn(told)) }
+    let step = receive_within(STEP_TIMEOUT, stream).await?;
+    if is_due(&step) { Ok(()) } else { Err(Failure::OutOfTurn(step)) }
 }
 
 fn summarize(view: &FleetView) -> FleetSummary {

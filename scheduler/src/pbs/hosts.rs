@@ -24,19 +24,19 @@ type Host<'a> = BTreeMap<&'a str, &'a str>;
 pub(crate) fn find_obstacle(chunk: &str, printed: &str) -> Option<String> {
     let hosts: Vec<Host<'_>> = printed.lines().map(read_host).filter(|host| !host.is_empty()).collect();
     let named: BTreeSet<&str> = hosts.iter().flat_map(|host| host.keys().copied()).collect();
-    let wanted: Vec<(&str, &str)> =
+    let required: Vec<(&str, &str)> =
         chunk.split(':').filter_map(|part| part.split_once('=')).filter(|(name, _)| named.contains(name)).collect();
-    if wanted.is_empty() || hosts.iter().any(|host| wanted.iter().all(|want| has(host, *want))) {
+    if required.is_empty() || hosts.iter().any(|host| required.iter().all(|want| has(host, *want))) {
         return None;
     }
-    let lacking = wanted.iter().find(|want| !hosts.iter().any(|host| has(host, **want)));
+    let lacking = required.iter().find(|want| !hosts.iter().any(|host| has(host, **want)));
     Some(match lacking {
         Some((name, value)) => match most(&hosts, name) {
             Some(most) => format!("no host has {name}={value}: the most is {most}"),
             None => format!("no host has {name}={value}"),
         },
         None => {
-            format!("no host has all of {}", wanted.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(", "))
+            format!("no host has all of {}", required.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(", "))
         }
     })
 }
@@ -47,11 +47,11 @@ fn read_host(line: &str) -> Host<'_> {
     attributes.collect()
 }
 
-fn has(host: &Host<'_>, (name, wanted): (&str, &str)) -> bool {
+fn has(host: &Host<'_>, (name, required): (&str, &str)) -> bool {
     let Some(available) = host.get(name) else { return false };
-    match (read_amount(available), read_amount(wanted)) {
-        (Some(available), Some(wanted)) => available >= wanted,
-        _ => *available == VARIOUS || available.split(',').any(|one| one.trim().eq_ignore_ascii_case(wanted)),
+    match (read_amount(available), read_amount(required)) {
+        (Some(available), Some(required)) => available >= required,
+        _ => *available == VARIOUS || available.split(',').any(|one| one.trim().eq_ignore_ascii_case(required)),
     }
 }
 

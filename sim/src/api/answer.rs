@@ -20,7 +20,7 @@ pub(crate) struct Answer {
     pub(crate) model: String,
     pub(crate) fingerprint: String,
     pub(crate) options: Options,
-    /// Tokens of each prompt, kept if the request asked for them.
+    /// Tokens of each prompt, kept if the request requires them.
     pub(crate) prompts: Vec<Vec<u32>>,
     pub(crate) prompt_tokens: usize,
     /// Whether usage includes the cached tokens.

@@ -12,7 +12,7 @@ use super::errors::{ApiError, json_string};
 use super::fields::Fields;
 use super::logprobs::push_text_logprobs;
 use super::options::{Options, TokenLimit};
-use super::prompt::prompts;
+use super::prompt::{is_prompt_list, prompts};
 use super::rust_events::RustEvents;
 use crate::engine::Prompt;
 use crate::mailbox::{Delta, Finish};
@@ -23,6 +23,9 @@ use crate::tokens::{Detokenizer, decode, push_escaped};
 pub(crate) async fn completions(api: &Api, body: &[u8], request_id: Option<&str>) -> Result<Reply, ApiError> {
     let fields = Fields::parse(body)?;
     let options = Options::read(&fields, api, TokenLimit::Completions)?;
+    if api.args.sim_rust_front_end && fields.prompt.is_some_and(is_prompt_list) {
+        return Err(ApiError::refused(Some("prompt"), "data did not match any variant of untagged enum Prompt"));
+    }
     let prompts = prompts("prompt", fields.prompt)?;
     let prompts = prompts.into_iter().map(|tokens| {
         let limit = options.limit(&api.args, tokens.len())?;

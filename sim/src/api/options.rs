@@ -2,6 +2,7 @@
 //! complains.
 
 use serde::Deserialize;
+use serde_json::value::RawValue;
 
 use super::Api;
 use super::errors::ApiError;
@@ -24,7 +25,7 @@ pub(crate) struct Options {
     pub(crate) max_tokens: Option<usize>,
     pub(crate) seed: u64,
     pub(crate) ignore_eos: bool,
-    /// Alternatives to report for each token, when log probabilities are wanted.
+    /// Alternatives to report for each token, when log probabilities are requested.
     pub(crate) logprobs: Option<usize>,
     pub(crate) return_token_ids: bool,
     pub(crate) salt: Option<String>,
@@ -54,7 +55,7 @@ pub(crate) enum TokenLimit {
 impl Options {
     pub(crate) fn read(fields: &Fields<'_>, api: &Api, token_limit: TokenLimit) -> Result<Self, ApiError> {
         let adapter = check_model(fields, api)?;
-        check_temperature(fields)?;
+        check_temperature(fields, &api.args)?;
         let stream_options: Option<StreamOptions> =
             typed("stream_options", fields.stream_options, "dict_type", "Input should be a valid dictionary")?;
         let stream_options = stream_options.unwrap_or_default();
@@ -63,9 +64,9 @@ impl Options {
             stream: boolean("stream", fields.stream)?,
             include_usage,
             continuous_usage: include_usage && stream_options.continuous_usage_stats.unwrap_or(false),
-            choices: choices(fields)?,
+            choices: choices(fields, &api.args)?,
             max_tokens: max_tokens(fields, &api.args, token_limit)?,
-            seed: integer("seed", fields.seed)?.map_or(0, i64::cast_unsigned),
+            seed: seed(fields)?,
             ignore_eos: boolean("ignore_eos", fields.ignore_eos)?,
             logprobs: logprobs(fields, token_limit)?,
             return_token_ids: boolean("return_token_ids", fields.return_token_ids)?,
@@ -108,8 +109,24 @@ pub(crate) fn check_model(fields: &Fields<'_>, api: &Api) -> Result<Option<Strin
     Err(ApiError::unknown_model(&model, &served))
 }
 
-fn check_temperature(fields: &Fields<'_>) -> Result<(), ApiError> {
+fn seed(fields: &Fields<'_>) -> Result<u64, ApiError> {
+    let is_long = |raw: &&RawValue| {
+        let digits = raw.get().trim_start_matches('-');
+        !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()) && raw.get().parse::<i64>().is_err()
+    };
+    if let Some(raw) = fields.seed.filter(is_long) {
+        let message = format!("Input should be between {} and {}", i64::MIN, i64::MAX);
+        return Err(ApiError::bad_value("seed", raw.get(), &message));
+    }
+    Ok(integer("seed", fields.seed)?.map_or(0, i64::cast_unsigned))
+}
+
+fn check_temperature(fields: &Fields<'_>, args: &EngineArgs) -> Result<(), ApiError> {
     match number("temperature", fields.temperature)? {
+        Some(0.0) if choices(fields, args)? > 1 => {
+            let message = format!("n must be 1 when using greedy sampling, got {}.", choices(fields, args)?);
+            Err(ApiError::refused(None, &message))
+        }
         Some(value) if value < 0.0 => {
             let message = format!("temperature must be non-negative, got {value:?}.");
             Err(ApiError::bad_value("temperature", &format!("{value:?}"), &message))
@@ -118,8 +135,9 @@ fn check_temperature(fields: &Fields<'_>) -> Result<(), ApiError> {
     }
 }
 
-fn choices(fields: &Fields<'_>) -> Result<usize, ApiError> {
+fn choices(fields: &Fields<'_>, args: &EngineArgs) -> Result<usize, ApiError> {
     match at_least_one("n", integer("n", fields.n)?)?.unwrap_or(1) {
+        choices if choices > 1 && args.sim_rust_front_end => Err(ApiError::refused(Some("n"), "Only n=1 is supported.")),
         choices if choices > MOST_CHOICES => {
             let message = format!("n must be at most {MOST_CHOICES}, got {choices}.");
             Err(ApiError::bad_value("n", &choices.to_string(), &message))

@@ -26,6 +26,11 @@ pub(crate) fn prompts(field: &str, raw: Option<&RawValue>) -> Result<Vec<Vec<u32
     Ok(prompts)
 }
 
+/// Whether a prompt is a list of prompts.
+pub(crate) fn is_prompt_list(raw: &RawValue) -> bool {
+    raw.get().strip_prefix('[').is_some_and(|inner| inner.trim_start().starts_with(['"', '[']))
+}
+
 #[derive(Deserialize)]
 struct Message {
     #[serde(default)]

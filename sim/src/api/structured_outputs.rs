@@ -104,9 +104,9 @@ impl Constraints {
             Self { json: None, regex: None, choice: Some(choices), grammar: None, json_object: None, structural_tag: None } => {
                 if choices.is_empty() { refused("Choice '[]' cannot be an empty list") } else { Ok(StructuredOutput::Choice(choices)) }
             }
-            Self { json: None, regex: None, choice: None, grammar: None, json_object: Some(wanted), structural_tag: None } => {
+            Self { json: None, regex: None, choice: None, grammar: None, json_object: Some(requested), structural_tag: None } => {
                 let message = "structured_outputs.json_object must be True if set; omit structured_outputs to disable structured outputs";
-                if wanted { Ok(StructuredOutput::JsonObject) } else { refused(message) }
+                if requested { Ok(StructuredOutput::JsonObject) } else { refused(message) }
             }
             Self { json: None, regex: None, choice: None, grammar: None, json_object: None, structural_tag: None } => {
                 refused("You must use one kind of structured outputs constraint but none are specified")

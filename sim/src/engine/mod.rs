@@ -204,14 +204,16 @@ impl EngineHandle {
 
     fn sequences(&self, mailbox: &Arc<Mailbox>, work: GenerationRequest) -> Result<Vec<Sequence>, String> {
         let engine_seed = mix(self.args.seed, hash_text(self.args.served_name()));
-        let seed = mix(engine_seed, work.seed);
-        let seed = work.adapter.as_deref().map_or(seed, |adapter| mix(seed, hash_text(adapter)));
-        let seed = if self.slumber.has_lost_weights() { mix(seed, NONSENSE) } else { seed };
+        let seed_of = |choice: usize| {
+            // vLLM's own rule for the seeds of several choices (`ParentRequest`).
+            let seed = mix(engine_seed, work.seed.wrapping_add(choice as u64));
+            let seed = work.adapter.as_deref().map_or(seed, |adapter| mix(seed, hash_text(adapter)));
+            if self.slumber.has_lost_weights() { mix(seed, NONSENSE) } else { seed }
+        };
         let mut sequences = Vec::with_capacity(work.prompts.len() * work.choices);
-        for prompt in work.prompts {
+        for prompt in &work.prompts {
             for choice in 0..work.choices {
-                let seed = if choice == 0 { seed } else { mix(seed, choice as u64) };
-                let mut continuation = Continuation::after(seed, &prompt.tokens);
+                let mut continuation = Continuation::after(seed_of(choice), &prompt.tokens);
                 let structured = work.structured.as_ref().map(|form| form.tokens(&prompt.tokens, &mut continuation)).transpose()?;
                 let index = sequences.len();
                 let (tokens, limit) = (prompt.tokens.clone(), prompt.limit);

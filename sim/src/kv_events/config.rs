@@ -38,7 +38,7 @@ impl Default for KvEventsConfig {
 }
 
 impl KvEventsConfig {
-    /// Parses the flag; `None` if no events are wanted.
+    /// Parses the flag; `None` if events are disabled.
     pub(crate) fn parse(flag: Option<&str>) -> Result<Option<Self>, Error> {
         let Some(json) = flag else { return Ok(None) };
         let config: Self =

@@ -39,14 +39,14 @@ impl Publisher {
     pub(crate) async fn start(config: KvEventsConfig, tasks: &TaskTracker, stop: &CancellationToken) -> Result<Self, Error> {
         let socket = open_publisher(&config).await?;
         let (batches, incoming) = mpsc::channel(config.max_queue_size.max(1));
-        let (ask, asked) = mpsc::channel(16);
+        let (ask, requests) = mpsc::channel(16);
         if let Some(endpoint) = config.replay_endpoint.clone() {
             let replay = open_replay(&endpoint).await?;
             let topic = Bytes::from(config.topic.clone());
             tasks.spawn(stop.clone().run_until_cancelled_owned(answer_replays(replay, topic, ask)));
         }
         let log = Log { config, socket, next: 0, kept: VecDeque::new() };
-        tasks.spawn(stop.clone().run_until_cancelled_owned(log.run(incoming, asked)));
+        tasks.spawn(stop.clone().run_until_cancelled_owned(log.run(incoming, requests)));
         Ok(Self { batches })
     }
 
@@ -102,17 +102,17 @@ struct Log {
 }
 
 impl Log {
-    async fn run(mut self, mut incoming: mpsc::Receiver<(f64, Vec<Event>)>, mut asked: mpsc::Receiver<Replay>) {
+    async fn run(mut self, mut incoming: mpsc::Receiver<(f64, Vec<Event>)>, mut requests: mpsc::Receiver<Replay>) {
         loop {
             tokio::select! {
                 batch = incoming.recv() => match batch {
                     Some((timestamp, events)) => self.send(timestamp, &events).await,
                     None => return,
                 },
-                Some(Replay { from, reply }) = asked.recv() => {
-                    let wanted = self.kept.iter().filter(|(sequence, _)| *sequence >= from);
+                Some(Replay { from, reply }) = requests.recv() => {
+                    let replayed = self.kept.iter().filter(|(sequence, _)| *sequence >= from);
                     // The replay task may have given up; then the answer is not needed.
-                    let _ = reply.send(wanted.cloned().collect());
+                    let _ = reply.send(replayed.cloned().collect());
                 }
             }
         }

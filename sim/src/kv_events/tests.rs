@@ -156,13 +156,13 @@ async fn resets_are_announced_and_salted_blocks_carry_their_salt() {
         Some(events)
     };
     soon(async {
-        let mut asked = ask().await;
+        let mut sent = ask().await;
         loop {
             match next_batch(&mut subscriber).await {
-                Some(events) if salts(&events) == [asked.to_string()] => return,
+                Some(events) if salts(&events) == [sent.to_string()] => return,
                 // An earlier request's answer came late.
                 Some(_) => {}
-                None => asked = ask().await,
+                None => sent = ask().await,
             }
         }
     })

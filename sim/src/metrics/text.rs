@@ -55,9 +55,9 @@ impl Page<'_> {
     }
 
     fn family(&mut self, name: &str, help: &str, kind: &str) {
-        let chosen = |wanted: &String| {
+        let chosen = |requested: &String| {
             // A histogram's samples have suffixes.
-            wanted == name || (kind == "histogram" && wanted.starts_with(name))
+            requested == name || (kind == "histogram" && requested.starts_with(name))
         };
         if self.names.is_empty() || self.names.iter().any(chosen) {
             let _ = write!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
@@ -65,7 +65,7 @@ impl Page<'_> {
     }
 
     fn sample(&mut self, name: &str, labels: &str, value: f64) {
-        if self.names.is_empty() || self.names.iter().any(|wanted| wanted == name) {
+        if self.names.is_empty() || self.names.iter().any(|requested| requested == name) {
             // Use the debug format, because Prometheus clients in Python write `1.0`, not `1`.
             let _ = writeln!(self.text, "{name}{{{labels}}} {value:?}");
         }

@@ -177,9 +177,9 @@ impl Scheduler {
         let mut preempted = false;
         let mut index = 0;
         while index < self.running.len() && *budget > 0 {
-            let wanted = self.running[index].remaining().min(*budget);
-            if self.schedule_running(index, wanted) {
-                *budget -= wanted;
+            let tokens = self.running[index].remaining().min(*budget);
+            if self.schedule_running(index, tokens) {
+                *budget -= tokens;
                 index += 1;
             } else {
                 preempted = true;
@@ -193,14 +193,14 @@ impl Scheduler {
         preempted
     }
 
-    fn schedule_running(&mut self, index: usize, wanted: usize) -> bool {
+    fn schedule_running(&mut self, index: usize, tokens: usize) -> bool {
         let sequence = &mut self.running[index];
-        let blocks = (sequence.computed + wanted).div_ceil(self.limits.block_size);
+        let blocks = (sequence.computed + tokens).div_ceil(self.limits.block_size);
         let missing = blocks.saturating_sub(sequence.blocks.len());
         if !self.pool.allocate(missing, &mut sequence.blocks) {
             return false;
         }
-        sequence.scheduled = wanted;
+        sequence.scheduled = tokens;
         self.record_evicted();
         self.store_full_blocks(index);
         true
@@ -227,15 +227,15 @@ impl Scheduler {
         let matchable = (sequence.len() - 1) / size;
         let matched = self.pool.matched(&sequence.hashes()[..matchable]);
         let cached = matched.len() * size;
-        let wanted = (sequence.len() - cached).min(budget);
-        let missing = (cached + wanted).div_ceil(size) - matched.len();
+        let tokens = (sequence.len() - cached).min(budget);
+        let missing = (cached + tokens).div_ceil(size) - matched.len();
         if missing + self.pool.idle_among(&matched) > self.pool.idle() {
             return false;
         }
         self.pool.reference(&matched);
         sequence.blocks = matched;
         assert!(self.pool.allocate(missing, &mut sequence.blocks), "room was checked above");
-        if sequence.start(cached, wanted) {
+        if sequence.start(cached, tokens) {
             self.tally.queried_tokens += sequence.prompt_length();
             self.tally.cached_tokens += cached;
         }

@@ -219,9 +219,9 @@ impl DocumentWriter<'_> {
         if patterned.is_some() && !(properties.is_empty() && document.is_empty()) {
             return Err(SchemaError::invalid("patternProperties beside other properties are not supported"));
         }
-        let wanted = least.max(usize::from(is_map && depth < FULL_DEPTH && most > 0));
-        for _ in 0..DRAWS * wanted.min(MOST_ITEMS) {
-            if document.len() >= wanted {
+        let length = least.max(usize::from(is_map && depth < FULL_DEPTH && most > 0));
+        for _ in 0..DRAWS * length.min(MOST_ITEMS) {
+            if document.len() >= length {
                 break;
             }
             let (name, value) = match patterned {
@@ -253,10 +253,10 @@ impl DocumentWriter<'_> {
         let first = schema.get(first).and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
         let rest = schema.get(rest).unwrap_or(&Value::Bool(true));
         let free = if depth < FULL_DEPTH && *rest != Value::Bool(false) { 1 + self.words.pick(2) } else { 0 };
-        let wanted = least.max(if first.is_empty() { free } else { first.len() }).min(most);
+        let length = least.max(if first.is_empty() { free } else { first.len() }).min(most);
         let is_unique = schema.get("uniqueItems") == Some(&Value::Bool(true));
         let mut items: Vec<Value> = Vec::new();
-        for position in 0..wanted {
+        for position in 0..length {
             let schema = first.get(position).unwrap_or(rest);
             match self.item(schema, depth + 1, if is_unique { &items } else { &[] }) {
                 Ok(item) => items.push(item),

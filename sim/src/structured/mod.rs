@@ -62,7 +62,7 @@ pub(crate) fn call_head(name: &str) -> Vec<u32> {
 
 /// Last schema of an object in a text.
 ///
-/// Clients that ask for any JSON object describe the wanted one in words.
+/// Clients that ask for any JSON object describe the desired one in words.
 fn shown_schema(text: &str) -> Option<Value> {
     let (mut found, mut rest) = (None, text);
     for _ in 0..MOST_BRACES {

@@ -96,8 +96,8 @@ impl PatternWriter<'_> {
     fn choose(&mut self, class: &Class) -> Result<char, SchemaError> {
         let Class::Unicode(class) = class else { return Err(SchemaError::invalid("bytes that are no text are not supported")) };
         let has = |character: &char| class.ranges().iter().any(|range| (range.start()..=range.end()).contains(character));
-        for wanted in [char::is_ascii_lowercase, char::is_ascii_alphanumeric, char::is_ascii_graphic] {
-            let candidates: Vec<char> = (' '..='~').filter(|character| wanted(character) && has(character)).collect();
+        for is_preferred in [char::is_ascii_lowercase, char::is_ascii_alphanumeric, char::is_ascii_graphic] {
+            let candidates: Vec<char> = (' '..='~').filter(|character| is_preferred(character) && has(character)).collect();
             if !candidates.is_empty() {
                 return Ok(candidates[self.words.pick(candidates.len())]);
             }

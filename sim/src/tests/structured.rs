@@ -41,15 +41,15 @@ fn with(body: &Value, more: Value) -> String {
 #[tokio::test]
 async fn a_chat_follows_its_json_schema_whole_and_streamed() {
     let engine = RunningEngine::start(&[]).await;
-    let asked = json!({
+    let request = json!({
         "messages": [{ "role": "user", "content": "weather?" }],
         "response_format": { "type": "json_schema", "json_schema": { "name": "weather", "schema": weather(), "strict": true } },
     });
-    let whole = engine.post("/v1/chat/completions", &asked.to_string()).await.json();
+    let whole = engine.post("/v1/chat/completions", &request.to_string()).await.json();
     let text = whole["choices"][0]["message"]["content"].as_str().unwrap();
     is_weather(text);
     assert_eq!(whole["choices"][0]["finish_reason"], "stop");
-    let streamed = engine.post("/v1/chat/completions", &with(&asked, json!({ "stream": true, "return_token_ids": true }))).await;
+    let streamed = engine.post("/v1/chat/completions", &with(&request, json!({ "stream": true, "return_token_ids": true }))).await;
     let events = events(&streamed);
     assert_eq!(joined(&events, "/choices/0/delta/content"), text);
     let tokens: Vec<Value> =
@@ -58,7 +58,7 @@ async fn a_chat_follows_its_json_schema_whole_and_streamed() {
     let again = engine.post("/detokenize", &json!({ "tokens": tokens }).to_string()).await.json();
     assert_eq!(again["prompt"], text, "the tokens are those of the text");
 
-    let cut = engine.post("/v1/chat/completions", &with(&asked, json!({ "max_tokens": 5 }))).await.json();
+    let cut = engine.post("/v1/chat/completions", &with(&request, json!({ "max_tokens": 5 }))).await.json();
     assert_eq!((&cut["choices"][0]["finish_reason"], &cut["usage"]["completion_tokens"]), (&"length".into(), &5.into()));
     assert!(text.starts_with(cut["choices"][0]["message"]["content"].as_str().unwrap()));
 }
@@ -113,8 +113,8 @@ async fn a_returned_tool_call_is_found_in_the_cache() {
     let engine = RunningEngine::start(&["--enable-prompt-tokens-details"]).await;
     let question = json!({ "role": "user", "content": "what is the weather there ".repeat(4) });
     let tools = json!([{ "type": "function", "function": { "name": "get_weather", "parameters": weather() } }]);
-    let asked = json!({ "messages": [question], "tools": tools, "tool_choice": "required" });
-    let answer = engine.post("/v1/chat/completions", &asked.to_string()).await.json();
+    let request = json!({ "messages": [question], "tools": tools, "tool_choice": "required" });
+    let answer = engine.post("/v1/chat/completions", &request.to_string()).await.json();
     let message = &answer["choices"][0]["message"];
     is_weather(message["tool_calls"][0]["function"]["arguments"].as_str().unwrap());
     let result = json!({ "role": "tool", "tool_call_id": "c", "content": "rain" });
@@ -128,19 +128,19 @@ async fn a_returned_tool_call_is_found_in_the_cache() {
 #[tokio::test]
 async fn a_response_follows_its_schema_or_required_call() {
     let engine = RunningEngine::start(&[]).await;
-    let asked = json!({ "input": "weather?", "text": { "format": { "type": "json_schema", "name": "weather", "schema": weather() } } });
-    let whole = engine.post("/v1/responses", &asked.to_string()).await.json();
+    let request = json!({ "input": "weather?", "text": { "format": { "type": "json_schema", "name": "weather", "schema": weather() } } });
+    let whole = engine.post("/v1/responses", &request.to_string()).await.json();
     is_weather(whole["output"][0]["content"][0]["text"].as_str().unwrap());
     assert_eq!(whole["status"], "completed");
 
     let tools = json!([{ "type": "function", "name": "get_weather", "parameters": weather() }]);
     for choice in [json!("required"), json!({ "type": "function", "name": "get_weather" })] {
-        let asked = json!({ "input": "weather?", "tools": tools, "tool_choice": choice });
-        let whole = engine.post("/v1/responses", &asked.to_string()).await.json();
+        let request = json!({ "input": "weather?", "tools": tools, "tool_choice": choice });
+        let whole = engine.post("/v1/responses", &request.to_string()).await.json();
         let call = &whole["output"][0];
         assert_eq!((&call["type"], &call["name"], &whole["tool_choice"]), (&"function_call".into(), &"get_weather".into(), &choice));
         is_weather(call["arguments"].as_str().unwrap());
-        let events = events(&engine.post("/v1/responses", &with(&asked, json!({ "stream": true }))).await);
+        let events = events(&engine.post("/v1/responses", &with(&request, json!({ "stream": true }))).await);
         let mut kinds: Vec<&str> = events.iter().map(|event| event["type"].as_str().unwrap()).collect();
         kinds.dedup();
         let (item, arguments) = ("response.output_item", "response.function_call_arguments");
@@ -178,22 +178,22 @@ async fn a_message_calls_the_tool_and_reads_its_result() {
     let question = json!({ "role": "user", "content": [{ "type": "text", "text": "weather?" }] });
     let tools = json!([{ "name": "get_weather", "description": "d", "input_schema": weather() }]);
     for choice in [json!({ "type": "any" }), json!({ "type": "tool", "name": "get_weather" })] {
-        let asked = json!({ "model": "tiny", "max_tokens": 200, "system": "be brief", "messages": [question], "tools": tools, "tool_choice": choice });
-        let whole = engine.post("/v1/messages", &asked.to_string()).await.json();
+        let request = json!({ "model": "tiny", "max_tokens": 200, "system": "be brief", "messages": [question], "tools": tools, "tool_choice": choice });
+        let whole = engine.post("/v1/messages", &request.to_string()).await.json();
         let call = &whole["content"][0];
         assert_eq!((&call["type"], &whole["stop_reason"]), (&"tool_use".into(), &"tool_use".into()), "{whole}");
         is_weather(&call["input"].to_string());
-        let events = events(&engine.post("/v1/messages", &with(&asked, json!({ "stream": true }))).await);
+        let events = events(&engine.post("/v1/messages", &with(&request, json!({ "stream": true }))).await);
         let partial: Value = serde_json::from_str(&joined(&events, "/delta/partial_json")).unwrap();
         assert_eq!(partial, call["input"]);
         assert_eq!(joined(&events, "/delta/stop_reason"), "tool_use");
-        let cut = engine.post("/v1/messages", &with(&asked, json!({ "max_tokens": 3 }))).await.json();
+        let cut = engine.post("/v1/messages", &with(&request, json!({ "max_tokens": 3 }))).await.json();
         assert_eq!((&cut["stop_reason"], &cut["content"][0]["type"]), (&"max_tokens".into(), &"text".into()));
 
         // An equal conversation as a chat has equal tokens.
         let result = json!({ "type": "tool_result", "tool_use_id": call["id"], "content": [{ "type": "text", "text": "rain" }] });
         let turns = json!([question, { "role": "assistant", "content": [call] }, { "role": "user", "content": [result] }]);
-        let counted = engine.post("/v1/messages/count_tokens", &with(&asked, json!({ "messages": turns }))).await.json();
+        let counted = engine.post("/v1/messages/count_tokens", &with(&request, json!({ "messages": turns }))).await.json();
         let function = json!({ "name": "get_weather", "arguments": call["input"].to_string() });
         let chat = json!({
             "messages": [

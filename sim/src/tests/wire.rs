@@ -158,9 +158,9 @@ async fn a_cut_character_is_an_event_only_with_token_ids() {
     let chat = format!(r#"{{{CHAT},"stream":true,"structured_outputs":{{"choice":["\u00e9\ud83e\udd80"]}}"#);
     let plain = engine.post("/v1/chat/completions", &format!("{chat}}}")).await.chunks;
     assert!(!plain.iter().any(|event| event.contains("token_ids") || event.contains(r#""delta":{}}"#)), "{plain:?}");
-    let asked = engine.post("/v1/chat/completions", &format!(r#"{chat},"return_token_ids":true}}"#)).await.chunks;
-    assert_eq!(asked.iter().filter(|event| event.contains(r#""delta":{},"token_ids":["#)).count(), 4, "{asked:?}");
-    assert_eq!(asked.len(), plain.len() + 4);
+    let with_ids = engine.post("/v1/chat/completions", &format!(r#"{chat},"return_token_ids":true}}"#)).await.chunks;
+    assert_eq!(with_ids.iter().filter(|event| event.contains(r#""delta":{},"token_ids":["#)).count(), 4, "{with_ids:?}");
+    assert_eq!(with_ids.len(), plain.len() + 4);
 }
 
 /// Both front-ends of 0.32 do this (`normalize_null_max_tokens` in the Python one).
@@ -215,13 +215,13 @@ async fn a_required_tool_call_has_the_recorded_events() {
 async fn an_engine_calls_a_tool_and_comments_on_its_result() {
     let engine = RunningEngine::start(&["--sim-call-tools"]).await;
     let tools = r#""tools":[{"type":"function","function":{"name":"get_weather"}}]"#;
-    let asked = r#"{"role":"user","content":"weather?"}"#;
+    let question = r#"{"role":"user","content":"weather?"}"#;
     let result = r#"{"role":"tool","tool_call_id":"c","content":"rain"}"#;
     for (messages, more, reason) in [
-        (asked.to_owned(), format!(",{tools}"), "tool_calls"),
-        (asked.to_owned(), format!(r#",{tools},"tool_choice":"none""#), "stop"),
-        (asked.to_owned(), String::new(), "stop"),
-        (format!("{asked},{result}"), format!(",{tools}"), "stop"),
+        (question.to_owned(), format!(",{tools}"), "tool_calls"),
+        (question.to_owned(), format!(r#",{tools},"tool_choice":"none""#), "stop"),
+        (question.to_owned(), String::new(), "stop"),
+        (format!("{question},{result}"), format!(",{tools}"), "stop"),
     ] {
         let body = format!(r#"{{"messages":[{messages}]{more}}}"#);
         let answer = engine.post("/v1/chat/completions", &body).await.json();
@@ -441,6 +441,22 @@ async fn chat_log_probabilities_name_each_token() {
     let tokens: String = entries.iter().map(|entry| entry["token"].as_str().unwrap()).collect();
     assert_eq!(tokens, choice["message"]["content"]);
     assert_eq!(entries[0]["top_logprobs"].as_array().unwrap().len(), 2);
+}
+
+#[tokio::test]
+async fn what_each_front_end_refuses_is_refused() {
+    let (python, rust) = (RunningEngine::start(&[]).await, RunningEngine::start(&["--sim-rust-front-end"]).await);
+    for (engine, more, words) in [
+        (&python, r#""seed":9223372036854775808"#, "9223372036854775807"),
+        (&python, r#""n":2,"temperature":0"#, "n must be 1 when using greedy sampling, got 2."),
+        (&rust, r#""n":2"#, "Only n=1 is supported."),
+    ] {
+        let answer = engine.post("/v1/completions", &format!(r#"{{"prompt":"hi",{more}}}"#)).await;
+        let refused = answer.json().to_string();
+        assert!(answer.status == 400 && refused.contains(words), "{more}: {refused}");
+    }
+    assert_eq!(rust.post("/v1/completions", r#"{"prompt":["hi"]}"#).await.status, 400);
+    assert_eq!(python.post("/v1/completions", r#"{"prompt":["hi"],"n":2,"seed":-9223372036854775808,"max_tokens":1}"#).await.status, 200);
 }
 
 #[tokio::test]

@@ -69,15 +69,15 @@ fn lasting_changes_are_reported_once() {
     let mut blocks = Blocks::new(2);
     let slots = hold(&mut blocks, &chain(1, 2));
     leave(&mut blocks, &slots);
-    let told = blocks.changes();
-    assert_eq!((told.stored.len(), told.removed.len()), (2, 0));
+    let delta = blocks.changes();
+    assert_eq!((delta.stored.len(), delta.removed.len()), (2, 0));
     let slots = hold(&mut blocks, &chain(2, 2));
     leave(&mut blocks, &slots);
     hold(&mut blocks, &chain(3, 2));
-    let mut told = blocks.changes();
-    told.stored.sort_unstable();
-    told.removed.sort_unstable();
-    assert_eq!((told.stored, told.removed), (chain(3, 2), chain(1, 2)));
+    let mut delta = blocks.changes();
+    delta.stored.sort_unstable();
+    delta.removed.sort_unstable();
+    assert_eq!((delta.stored, delta.removed), (chain(3, 2), chain(1, 2)));
     assert!(blocks.changes().stored.is_empty());
 }
 
@@ -86,7 +86,7 @@ proptest! {
     fn blocks_are_never_lost_and_prefixes_stay_closed(steps in prop::collection::vec((0_u64..5, 1_u64..8, any::<bool>()), 1..200)) {
         let mut blocks = Blocks::new(16);
         let mut sequences: Vec<Vec<Slot>> = Vec::new();
-        let mut told: BTreeSet<BlockKey> = BTreeSet::new();
+        let mut mirror: BTreeSet<BlockKey> = BTreeSet::new();
         for (name, length, arrives) in steps {
             let keys = chain(name, length);
             if arrives && blocks.free() >= keys.len() {
@@ -110,9 +110,9 @@ proptest! {
                 prop_assert!(resident.is_sorted_by(|before, after| before >= after), "a hole in {:?}", resident);
             }
             let changes = blocks.changes();
-            changes.removed.iter().for_each(|key| { told.remove(key); });
-            told.extend(changes.stored);
-            prop_assert_eq!(&told, &blocks.cached.keys().copied().collect::<BTreeSet<_>>());
+            changes.removed.iter().for_each(|key| { mirror.remove(key); });
+            mirror.extend(changes.stored);
+            prop_assert_eq!(&mirror, &blocks.cached.keys().copied().collect::<BTreeSet<_>>());
         }
     }
 }

@@ -199,7 +199,7 @@ impl Policy for HostlerPolicy {
     }
 
     fn release(&mut self, seen: &FleetState, now: f64) -> Option<(usize, usize)> {
-        // Take the queue out while the router is asked about its requests.
+        // Take the queue out while the router is queried about its requests.
         let mut hold = self.queue.take()?;
         let mut released = None;
         if !hold.is_empty() && (0..self.local_loads.len()).any(|replica| has_room(&self.candidate(replica, seen, now))) {

@@ -66,10 +66,10 @@ impl Client {
         Self { address, two, connection: None }
     }
 
-    pub(crate) async fn ask(&mut self, asked: &SentRequest, pace: Pace, patience: Duration) -> ObservedAnswer {
+    pub(crate) async fn ask(&mut self, question: &SentRequest, pace: Pace, patience: Duration) -> ObservedAnswer {
         let mut seen = ObservedAnswer::default();
         let most = pace.leaves.unwrap_or(patience);
-        let request = self.request(Method::POST, asked.path, asked.body.clone());
+        let request = self.request(Method::POST, question.path, question.body.clone());
         let ended = tokio::time::timeout(most, self.exchange(request, pace, &mut seen)).await;
         seen.ended = match ended {
             Ok(Ok(())) => AnswerEnd::Clean,

@@ -116,10 +116,10 @@ impl Fleet {
 
     /// Applies an action to the process of an engine, if one runs, and returns its id.
     async fn with_engine(&self, engine: Engine, act: impl Fn(u32)) -> Option<u32> {
-        let wanted = engine.to_string();
+        let engine_id = engine.to_string();
         for router in 0..ROUTERS {
             let seen = self.replicas(router).await.unwrap_or_default();
-            let pid = seen.into_iter().find(|Replica { id, .. }| *id == wanted).map(|replica| replica.pid);
+            let pid = seen.into_iter().find(|Replica { id, .. }| *id == engine_id).map(|replica| replica.pid);
             // The router may not know yet that the engine has exited, and its id may belong to
             // another process.
             if let Some(pid) = pid.filter(|pid| self.place.is_ours(*pid)) {

@@ -105,7 +105,7 @@ impl Fleet {
         let free = SocketAddr::from((home, 0));
         let mut process = router(place, number, [free; 3])?;
         let [edge, agents, admin] = process.wait_for_lines(["edge ", "agents ", "admin "]).await.context("a router")?;
-        let address = |said: String| said.trim_start_matches("http://").trim_end_matches("/v1").parse::<SocketAddr>();
+        let address = |line: String| line.trim_start_matches("http://").trim_end_matches("/v1").parse::<SocketAddr>();
         let (edge, agents, admin) = (address(edge)?, address(agents)?, address(admin)?);
         Ok(Router { number, edge, agents, admin, process: Mutex::new(Some(process)), disturbances: AtomicU64::new(0) })
     }
@@ -146,8 +146,8 @@ impl Fleet {
 
     /// Replicas as a router sees them.
     pub(crate) async fn replicas(&self, router: usize) -> anyhow::Result<Vec<Replica>> {
-        let said = self.operate(router, &["ps", "--json"], OPERATOR).await?;
-        let listed: Value = serde_json::from_str(&said).context("what hostler ps says")?;
+        let printed = self.operate(router, &["ps", "--json"], OPERATOR).await?;
+        let listed: Value = serde_json::from_str(&printed).context("what hostler ps says")?;
         let nodes = listed["nodes"].as_array().context("what hostler ps says has no nodes")?;
         let replica = |replica: &Value| Replica {
             id: replica["id"].as_str().unwrap_or_default().to_owned(),

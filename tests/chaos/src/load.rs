@@ -52,9 +52,9 @@ impl Load {
         let mut clients = self.fleet.routers.each_ref().map(|router| (Client::new(router.edge, two), router.moment()));
         while Instant::now() < until {
             let router = random.usize(..ROUTERS);
-            let asked = self.question(&mut random);
+            let sent = self.question(&mut random);
             let pace = pace(&mut random);
-            let seen = self.ask(&mut clients[router], router, &asked, pace).await;
+            let seen = self.ask(&mut clients[router], router, &sent, pace).await;
             let again = if seen.status == Some(200) || seen.ended == AnswerEnd::Left { Duration::ZERO } else { COME_BACK };
             sleep(again + Duration::from_millis(random.u64(..MOST_THOUGHT_MS))).await;
         }
@@ -68,17 +68,17 @@ impl Load {
     /// Sends a router one request, and has the answer judged.
     ///
     /// The moment beside the client is when its connection began.
-    async fn ask(&self, (client, since): &mut (Client, u64), router: usize, asked: &SentRequest, pace: Pace) -> ObservedAnswer {
+    async fn ask(&self, (client, since): &mut (Client, u64), router: usize, sent: &SentRequest, pace: Pace) -> ObservedAnswer {
         let of = &self.fleet.routers[router];
         let moment = of.moment();
         if of.was_disturbed(*since) {
             client.hang_up();
             *since = moment;
         }
-        let seen = client.ask(asked, pace, self.patience).await;
-        match judge(asked, &seen, of.was_disturbed(moment)) {
+        let seen = client.ask(sent, pace, self.patience).await;
+        match judge(sent, &seen, of.was_disturbed(moment)) {
             Ok(verdict) => {
-                let prompt = asked.stream && pace.pause.is_zero();
+                let prompt = sent.stream && pace.pause.is_zero();
                 self.tally.verdict(verdict, seen.first_token.filter(|_| prompt && seen.status == Some(200)));
             }
             Err(why) => {
@@ -86,9 +86,9 @@ impl Load {
                 let end = text.char_indices().rev().nth(300).map_or(0, |(at, _)| at);
                 self.tally.violation(&format!(
                     "router {router}, {} {}: {why:#}\n    asked {}\n    status {:?}, {:?}, ends with {:?}",
-                    asked.path,
-                    if asked.stream { "streamed" } else { "plain" },
-                    asked.body.get(asked.body.len().saturating_sub(120)..).unwrap_or_default(),
+                    sent.path,
+                    if sent.stream { "streamed" } else { "plain" },
+                    sent.body.get(sent.body.len().saturating_sub(120)..).unwrap_or_default(),
                     seen.status,
                     seen.ended,
                     &text[end..],

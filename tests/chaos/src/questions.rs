@@ -99,18 +99,18 @@ pub(crate) async fn learn() -> anyhow::Result<Vec<Question>> {
 async fn learn_one(address: SocketAddr, number: usize) -> anyhow::Result<(usize, Question)> {
     let (path, body) = prompt(number);
     let mut question = Question { path, body, tokens: Vec::new() };
-    let asked = question.ask_for(LONGEST, false, false, 0);
-    let body = asked.body.replacen('{', if number < PROMPTS { r#"{"logprobs":true,"# } else { r#"{"logprobs":1,"# }, 1);
-    let asked = SentRequest { body, ..asked };
+    let sent = question.ask_for(LONGEST, false, false, 0);
+    let body = sent.body.replacen('{', if number < PROMPTS { r#"{"logprobs":true,"# } else { r#"{"logprobs":1,"# }, 1);
+    let sent = SentRequest { body, ..sent };
     let mut client = Client::new(address, false);
     let begun = Instant::now();
-    let mut answer = client.ask(&asked, Pace::default(), PATIENCE).await;
+    let mut answer = client.ask(&sent, Pace::default(), PATIENCE).await;
     // The engine may not listen yet.
     while answer.status.is_none() && begun.elapsed() < PATIENCE {
         tokio::time::sleep(Duration::from_millis(5)).await;
-        answer = client.ask(&asked, Pace::default(), PATIENCE).await;
+        answer = client.ask(&sent, Pace::default(), PATIENCE).await;
     }
-    question.tokens = tokens(&answer.body).with_context(|| format!("the answer to {}", asked.body))?;
+    question.tokens = tokens(&answer.body).with_context(|| format!("the answer to {}", sent.body))?;
     ensure!(question.tokens.len() == LONGEST, "an answer of {} tokens, not {LONGEST}", question.tokens.len());
     Ok((number, question))
 }
@@ -118,8 +118,8 @@ async fn learn_one(address: SocketAddr, number: usize) -> anyhow::Result<(usize,
 /// Text of each token of a plain answer with log probabilities.
 fn tokens(answer: &[u8]) -> anyhow::Result<Vec<String>> {
     let answer: Value = serde_json::from_slice(answer)?;
-    let told = &answer["choices"][0]["logprobs"];
-    let tokens = told["content"].as_array().or(told["tokens"].as_array()).context("it tells no tokens")?;
+    let logprobs = &answer["choices"][0]["logprobs"];
+    let tokens = logprobs["content"].as_array().or(logprobs["tokens"].as_array()).context("it tells no tokens")?;
     let text = |token: &Value| token["token"].as_str().or(token.as_str()).map(str::to_owned);
     tokens.iter().map(text).collect::<Option<_>>().context("a token without text")
 }

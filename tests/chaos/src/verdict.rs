@@ -41,7 +41,7 @@ struct StreamContent {
 ///
 /// # Errors
 /// When no client may get such an answer.
-pub(crate) fn judge(asked: &SentRequest, seen: &ObservedAnswer, disturbed: bool) -> anyhow::Result<Verdict> {
+pub(crate) fn judge(sent: &SentRequest, seen: &ObservedAnswer, disturbed: bool) -> anyhow::Result<Verdict> {
     ensure!(seen.ended != AnswerEnd::Late, "no end within the client's patience, {} bytes after its beginning", seen.body.len());
     let Some(status) = seen.status else {
         return match &seen.ended {
@@ -53,7 +53,7 @@ pub(crate) fn judge(asked: &SentRequest, seen: &ObservedAnswer, disturbed: bool)
     if status != 200 {
         return refused(status, seen, disturbed);
     }
-    if asked.stream { streamed(asked, seen, disturbed) } else { plain(asked, seen, disturbed) }
+    if sent.stream { streamed(sent, seen, disturbed) } else { plain(sent, seen, disturbed) }
 }
 
 fn refused(status: u16, seen: &ObservedAnswer, disturbed: bool) -> anyhow::Result<Verdict> {
@@ -74,7 +74,7 @@ fn refused(status: u16, seen: &ObservedAnswer, disturbed: bool) -> anyhow::Resul
     Ok(Verdict::Refused(status))
 }
 
-fn plain(asked: &SentRequest, seen: &ObservedAnswer, disturbed: bool) -> anyhow::Result<Verdict> {
+fn plain(sent: &SentRequest, seen: &ObservedAnswer, disturbed: bool) -> anyhow::Result<Verdict> {
     match &seen.ended {
         AnswerEnd::Left => return Ok(Verdict::Left),
         AnswerEnd::Broken(_) if disturbed => return Ok(Verdict::Cut),
@@ -83,33 +83,33 @@ fn plain(asked: &SentRequest, seen: &ObservedAnswer, disturbed: bool) -> anyhow:
     let answer: Value = serde_json::from_slice(&seen.body).context("an answer that is no JSON")?;
     let choice = &answer["choices"][0];
     let text = choice["message"]["content"].as_str().or(choice["text"].as_str()).context("an answer without text")?;
-    ensure!(text == asked.text, "{}", difference(&asked.text, text));
+    ensure!(text == sent.text, "{}", difference(&sent.text, text));
     ensure!(choice["finish_reason"] == "length", "its finish reason is {}", choice["finish_reason"]);
-    ensure!(answer["usage"]["completion_tokens"] == asked.tokens, "its usage is {}", answer["usage"]);
+    ensure!(answer["usage"]["completion_tokens"] == sent.tokens, "its usage is {}", answer["usage"]);
     Ok(Verdict::Whole)
 }
 
-fn streamed(asked: &SentRequest, seen: &ObservedAnswer, disturbed: bool) -> anyhow::Result<Verdict> {
-    let said = read(&seen.body)?;
-    let text = &said.text;
-    ensure!(asked.text.starts_with(text), "{}", difference(&asked.text, text));
-    ensure!(said.reasons.iter().all(|reason| reason == "length"), "finish reasons {:?}", said.reasons);
-    ensure!(said.errors.len() <= 1 && (said.errors.is_empty() || said.ends_with_error), "something follows an error event");
+fn streamed(sent: &SentRequest, seen: &ObservedAnswer, disturbed: bool) -> anyhow::Result<Verdict> {
+    let content = read(&seen.body)?;
+    let text = &content.text;
+    ensure!(sent.text.starts_with(text), "{}", difference(&sent.text, text));
+    ensure!(content.reasons.iter().all(|reason| reason == "length"), "finish reasons {:?}", content.reasons);
+    ensure!(content.errors.len() <= 1 && (content.errors.is_empty() || content.ends_with_error), "something follows an error event");
     let well_formed = |error: &Value| error["message"].is_string() && error["code"].is_u64();
-    ensure!(said.errors.iter().all(well_formed), "an error event like {:?}", said.errors);
+    ensure!(content.errors.iter().all(well_formed), "an error event like {:?}", content.errors);
     match &seen.ended {
         AnswerEnd::Left => Ok(Verdict::Left),
         AnswerEnd::Clean => {
-            ensure!(said.done && said.errors.is_empty() && !said.half, "a clean end of a broken stream: {said:?}");
-            ensure!(*text == asked.text, "a clean end after {} of {} bytes", text.len(), asked.text.len());
-            ensure!(said.reasons.len() == 1, "{} finish reasons", said.reasons.len());
-            ensure!(said.usage.is_none_or(|tokens| tokens == asked.tokens as u64), "a usage of {:?} tokens", said.usage);
+            ensure!(content.done && content.errors.is_empty() && !content.half, "a clean end of a broken stream: {content:?}");
+            ensure!(*text == sent.text, "a clean end after {} of {} bytes", text.len(), sent.text.len());
+            ensure!(content.reasons.len() == 1, "{} finish reasons", content.reasons.len());
+            ensure!(content.usage.is_none_or(|tokens| tokens == sent.tokens as u64), "a usage of {:?} tokens", content.usage);
             Ok(Verdict::Whole)
         }
-        _ if disturbed => Ok(if said.errors.is_empty() { Verdict::Cut } else { Verdict::Broken }),
+        _ if disturbed => Ok(if content.errors.is_empty() { Verdict::Cut } else { Verdict::Broken }),
         ended => {
-            ensure!(!said.done, "[DONE], and then a break: {ended:?}");
-            ensure!(said.errors.len() == 1 && !said.half, "a break without an error event before it: {ended:?}, {said:?}");
+            ensure!(!content.done, "[DONE], and then a break: {ended:?}");
+            ensure!(content.errors.len() == 1 && !content.half, "a break without an error event before it: {ended:?}, {content:?}");
             Ok(Verdict::Broken)
         }
     }
@@ -117,33 +117,33 @@ fn streamed(asked: &SentRequest, seen: &ObservedAnswer, disturbed: bool) -> anyh
 
 fn read(body: &[u8]) -> anyhow::Result<StreamContent> {
     let text = std::str::from_utf8(body).context("an answer that is no text")?;
-    let mut said = StreamContent::default();
+    let mut content = StreamContent::default();
     let (whole, rest) = text.rsplit_once("\n\n").map_or(("", text), |(whole, rest)| (whole, rest));
-    said.half = !rest.is_empty();
+    content.half = !rest.is_empty();
     for event in whole.split("\n\n").filter(|event| !event.is_empty()) {
-        ensure!(!said.done, "an event after [DONE]: {event}");
+        ensure!(!content.done, "an event after [DONE]: {event}");
         // Comments keep the connection alive.
         let Some(data) = event.strip_prefix("data: ") else {
             ensure!(event.starts_with(':'), "no event: {event}");
             continue;
         };
         if data == "[DONE]" {
-            said.done = true;
+            content.done = true;
             continue;
         }
         let event: Value = serde_json::from_str(data).with_context(|| format!("no JSON: {data}"))?;
-        said.ends_with_error = event["error"].is_object();
-        if said.ends_with_error {
-            said.errors.push(event["error"].clone());
+        content.ends_with_error = event["error"].is_object();
+        if content.ends_with_error {
+            content.errors.push(event["error"].clone());
             continue;
         }
-        said.usage = event["usage"]["completion_tokens"].as_u64().or(said.usage);
+        content.usage = event["usage"]["completion_tokens"].as_u64().or(content.usage);
         let choice = &event["choices"][0];
         let piece = choice["delta"]["content"].as_str().or(choice["text"].as_str()).unwrap_or_default();
-        said.text.push_str(piece);
-        said.reasons.extend(choice["finish_reason"].as_str().map(str::to_owned));
+        content.text.push_str(piece);
+        content.reasons.extend(choice["finish_reason"].as_str().map(str::to_owned));
     }
-    Ok(said)
+    Ok(content)
 }
 
 /// Describes where a text differs from the expected one.
@@ -157,7 +157,7 @@ fn difference(expected: &str, text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn asked(stream: bool) -> SentRequest {
+    fn sent(stream: bool) -> SentRequest {
         SentRequest { path: "/", body: String::new(), stream, text: "one two three".into(), tokens: 3 }
     }
 
@@ -179,7 +179,7 @@ mod tests {
     #[test]
     fn a_stream_is_whole_or_ends_with_an_error() {
         let (one, two, done) = (event("one"), event(" two"), "data: [DONE]\n\n");
-        let judged = |body: &str, ended, disturbed| judge(&asked(true), &seen(body, ended), disturbed).ok();
+        let judged = |body: &str, ended, disturbed| judge(&sent(true), &seen(body, ended), disturbed).ok();
         let whole = format!("{one}{two}{LAST}{done}");
         assert_eq!(judged(&whole, AnswerEnd::Clean, false), Some(Verdict::Whole));
         assert_eq!(judged(&format!("{one}{ERROR}"), broken(), false), Some(Verdict::Broken));
@@ -212,7 +212,7 @@ mod tests {
     fn a_plain_answer_is_whole_or_fails() {
         let body =
             |text: &str| format!(r#"{{"choices":[{{"text":"{text}","finish_reason":"length"}}],"usage":{{"completion_tokens":3}}}}"#);
-        let judged = |body: &str, ended| judge(&asked(false), &seen(body, ended), false).ok();
+        let judged = |body: &str, ended| judge(&sent(false), &seen(body, ended), false).ok();
         assert_eq!(judged(&body("one two three"), AnswerEnd::Clean), Some(Verdict::Whole));
         assert_eq!(judged(&body("one two"), AnswerEnd::Clean), None);
         assert_eq!(judged(&body("one two three").replace("length", "abort"), AnswerEnd::Clean), None);
@@ -223,14 +223,14 @@ mod tests {
     fn a_refusal_says_when_to_retry() {
         let body = r#"{"error":{"message":"later","type":"x","code":503}}"#;
         let judged = |status, may_retry, body: &str| {
-            judge(&asked(true), &ObservedAnswer { status: Some(status), may_retry, ..seen(body, AnswerEnd::Clean) }, false).ok()
+            judge(&sent(true), &ObservedAnswer { status: Some(status), may_retry, ..seen(body, AnswerEnd::Clean) }, false).ok()
         };
         assert_eq!(judged(503, true, body), Some(Verdict::Refused(503)));
         assert_eq!(judged(422, false, &body.replace('x', "request_kills_engines")), Some(Verdict::Refused(422)));
         for (status, may_retry) in [(503, false), (422, false), (500, true), (404, true), (400, true)] {
             assert_eq!(judged(status, may_retry, body), None, "{status}");
         }
-        let nothing = |disturbed| judge(&asked(true), &ObservedAnswer { status: None, ..seen("", broken()) }, disturbed).ok();
+        let nothing = |disturbed| judge(&sent(true), &ObservedAnswer { status: None, ..seen("", broken()) }, disturbed).ok();
         assert_eq!((nothing(true), nothing(false)), (Some(Verdict::Cut), None));
     }
 }

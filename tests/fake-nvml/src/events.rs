@@ -44,8 +44,8 @@ unsafe extern "C" fn nvmlEventSetFree(set: nvmlEventSet_t) -> nvmlReturn_t {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceRegisterEvents(device: nvmlDevice_t, _: c_ulonglong, set: nvmlEventSet_t) -> nvmlReturn_t {
-    let told = State::now().devices.get(place(device).0).map_or(0, |device| device.xids.len());
-    unsafe { &mut *set.cast::<Set>() }.0.push((device, told));
+    let delivered = State::now().devices.get(place(device).0).map_or(0, |device| device.xids.len());
+    unsafe { &mut *set.cast::<Set>() }.0.push((device, delivered));
     SUCCESS
 }
 
@@ -59,9 +59,9 @@ unsafe extern "C" fn nvmlEventSetWait_v2(set: nvmlEventSet_t, data: *mut nvmlEve
     let until = Instant::now() + Duration::from_millis(timeout_ms.into());
     loop {
         let state = State::now();
-        for (device, told) in &mut set.0 {
-            let Some(xid) = state.devices.get(place(*device).0).and_then(|device| device.xids.get(*told)) else { continue };
-            *told += 1;
+        for (device, delivered) in &mut set.0 {
+            let Some(xid) = state.devices.get(place(*device).0).and_then(|device| device.xids.get(*delivered)) else { continue };
+            *delivered += 1;
             let event = nvmlEventData_t { device: *device, eventType: XID, eventData: *xid, gpuInstanceId: 0, computeInstanceId: 0 };
             unsafe { data.write(event) };
             return SUCCESS;

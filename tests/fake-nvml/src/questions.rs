@@ -276,13 +276,13 @@ unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
             return TOO_SMALL;
         }
         for (at, process) in all.iter().enumerate() {
-            let told = nvmlProcessInfo_t {
+            let occupant = nvmlProcessInfo_t {
                 pid: process.pid,
                 usedGpuMemory: process.used,
                 gpuInstanceId: c_uint::MAX,
                 computeInstanceId: c_uint::MAX,
             };
-            unsafe { processes.add(at).write(told) };
+            unsafe { processes.add(at).write(occupant) };
         }
         SUCCESS
     })

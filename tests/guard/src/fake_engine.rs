@@ -52,7 +52,7 @@ fn serve(arguments: &[OsString]) -> io::Result<()> {
 }
 
 /// Executes orders until there are no more.
-fn obey(mut orders: UnixStream, news: &Receiver<Waiting>) -> io::Result<()> {
+fn obey(mut orders: UnixStream, arrivals: &Receiver<Waiting>) -> io::Result<()> {
     let mut waiting = Vec::new();
     loop {
         let (mut order, mut count) = ([0; 4], [0; 4]);
@@ -61,7 +61,7 @@ fn obey(mut orders: UnixStream, news: &Receiver<Waiting>) -> io::Result<()> {
         match u32::from_be_bytes(order) {
             AWAIT => {
                 while waiting.len() < u32::from_be_bytes(count) as usize {
-                    waiting.push(news.recv().map_err(io::Error::other)?);
+                    waiting.push(arrivals.recv().map_err(io::Error::other)?);
                 }
             }
             ANSWER_ALL => {

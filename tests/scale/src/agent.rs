@@ -92,7 +92,7 @@ impl Agent {
                 sleep_until(next_report).await;
                 self.moved.notified().await;
             };
-            let news = tokio::select! {
+            let update = tokio::select! {
                 directive = attached.directive() => match directive {
                     // There is nothing here to drain or to ask for.
                     Ok(_) => continue,
@@ -109,7 +109,7 @@ impl Agent {
             };
             heartbeat.reset();
             next_report = Instant::now() + REPORT_INTERVAL;
-            if let Err(status) = attached.report(news).await {
+            if let Err(status) = attached.report(update).await {
                 return status;
             }
         }

@@ -154,15 +154,15 @@ async fn all_routable(agents: &Agents, router: &Router) -> anyhow::Result<()> {
         }
     };
     timeout(COMING, attached).await.with_context(|| format!("only {} agents came", agents.tally.attached_now()))?;
-    let wanted = agents.served().len();
+    let expected = agents.served().len();
     let mut ready = 0;
     for _ in 0..100 {
         ready = router.list().await?.0;
-        if ready == wanted {
+        if ready == expected {
             return Ok(());
         }
         sleep(Duration::from_millis(20)).await;
     }
-    ensure!(ready == wanted, "the router has {ready} replicas ready, of {wanted}");
+    ensure!(ready == expected, "the router has {ready} replicas ready, of {expected}");
     Ok(())
 }

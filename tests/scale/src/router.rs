@@ -38,7 +38,7 @@ impl Router {
     /// Starts `program` at these addresses, or on free ports.
     pub(crate) async fn start(program: &Path, addresses: Option<Addresses>) -> anyhow::Result<Self> {
         let home = tempfile::tempdir()?;
-        let said = home.path().join("out");
+        let output = home.path().join("out");
         let mut command = Command::new(program);
         command.arg("router");
         for (flag, address) in [
@@ -50,10 +50,10 @@ impl Router {
         }
         command.arg("--operators-socket").arg(home.path().join(SOCKET));
         let log = File::create(home.path().join("log"))?;
-        let child = command.env("HOME", home.path()).stdin(Stdio::null()).stdout(File::create(&said)?).stderr(log).spawn();
+        let child = command.env("HOME", home.path()).stdin(Stdio::null()).stdout(File::create(&output)?).stderr(log).spawn();
         let mut child = child.with_context(|| format!("cannot start {}: build it, or name another by HOSTLER_BIN", program.display()))?;
         for _ in 0..START.as_millis() {
-            if let Some(addresses) = parse(&fs::read_to_string(&said)?) {
+            if let Some(addresses) = parse(&fs::read_to_string(&output)?) {
                 return Ok(Self { child, addresses, home });
             }
             if let Some(status) = child.try_wait()? {
@@ -120,8 +120,8 @@ impl Drop for Router {
 }
 
 /// Addresses, once all have been printed.
-fn parse(said: &str) -> Option<Addresses> {
-    let whole = said.rsplit_once('\n')?.0;
+fn parse(output: &str) -> Option<Addresses> {
+    let whole = output.rsplit_once('\n')?.0;
     let address = |word: &str| {
         let line = whole.lines().find_map(|line| line.strip_prefix(word))?.trim();
         line.trim_start_matches("http://").trim_end_matches("/v1").parse().ok()

@@ -70,7 +70,7 @@ async fn ask(stream: &mut TcpStream, request: &str, until: &[u8]) -> anyhow::Res
         Ok(())
     });
     let answered = answered.await.context("no answer").flatten();
-    let said = String::from_utf8_lossy(&read).into_owned();
-    answered.with_context(|| format!("the page: {said}"))?;
-    Ok(said)
+    let page = String::from_utf8_lossy(&read).into_owned();
+    answered.with_context(|| format!("the page: {page}"))?;
+    Ok(page)
 }

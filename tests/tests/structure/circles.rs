@@ -76,15 +76,15 @@ fn circles_of(krate: &str, folder: &[String], uses: &Uses) -> Vec<String> {
         seen
     };
     let reach: BTreeMap<&String, BTreeSet<&String>> = uses.keys().map(|name| (name, reached(name))).collect();
-    let mut told = BTreeSet::new();
+    let mut reported = BTreeSet::new();
     let mut circles = Vec::new();
     for (name, names) in &reach {
-        if !names.contains(*name) || told.contains(*name) {
+        if !names.contains(*name) || reported.contains(*name) {
             continue;
         }
         let members: BTreeSet<&String> =
             names.iter().copied().filter(|other| reach.get(other).is_some_and(|back| back.contains(*name))).collect();
-        told.extend(members.iter().copied());
+        reported.extend(members.iter().copied());
         let mut circle = format!("{krate}/{}:", folder.join("/"));
         for member in &members {
             for (_, example) in uses[*member].iter().filter(|(to, _)| members.contains(to)) {

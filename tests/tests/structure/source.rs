@@ -59,7 +59,7 @@ impl Module {
         self.paths
             .iter()
             .chain(self.bindings.values())
-            .any(|path| path.len() >= prefix.len() && path.iter().zip(prefix).all(|(name, wanted)| name == wanted))
+            .any(|path| path.len() >= prefix.len() && path.iter().zip(prefix).all(|(name, expected)| name == expected))
     }
 }
 

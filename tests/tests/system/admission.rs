@@ -221,8 +221,8 @@ async fn a_full_engines_refusal_is_hidden_while_others_have_room() {
     fleet.fault("n4/0", "busy").await;
     until("a refusal", async || {
         let answer = fleet.edge().post(CHAT, &chat(1)).await;
-        let told = (answer.status.as_u16(), answer.header("retry-after"));
-        if told == (503, Some("1")) { Ok(()) } else { Err(answer.text()) }
+        let refusal = (answer.status.as_u16(), answer.header("retry-after"));
+        if refusal == (503, Some("1")) { Ok(()) } else { Err(answer.text()) }
     })
     .await;
 }

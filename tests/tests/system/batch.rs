@@ -121,8 +121,8 @@ async fn a_wrong_line_is_named_before_anything_is_sent() {
     let batch = Batch::new(&format!("http://{}", target.local_addr().unwrap()), [request(0), stream, request(0)]);
     let mut refused = batch.start("batch", &[]);
     assert_eq!(refused.ended().await.code(), Some(1));
-    let said = refused.stderr();
-    assert!(said.contains("line 2: its body asks for a stream") && said.contains("line 3: line 1 has its custom_id"), "{said}");
+    let message = refused.stderr();
+    assert!(message.contains("line 2: its body asks for a stream") && message.contains("line 3: line 1 has its custom_id"), "{message}");
     assert_eq!(target.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock, "nothing connected");
     assert!(!batch.output.exists() && batch.journaled() == 0);
 }
@@ -154,8 +154,8 @@ async fn an_output_has_one_writer_and_a_signal_drains_it() {
     assert_eq!(first.ended().await.code(), Some(4));
     assert!(first.stderr().contains("stopping: answers on their way have 20s"), "{}", first.stderr());
     let answered = batch.journaled();
-    let said = format!("stopped with {answered} of 500 requests answered");
-    assert!(first.stderr().contains(&said) && first.stderr().contains("the same command goes on"), "{said}: {}", first.stderr());
+    let message = format!("stopped with {answered} of 500 requests answered");
+    assert!(first.stderr().contains(&message) && first.stderr().contains("the same command goes on"), "{message}: {}", first.stderr());
     assert!(!batch.output.exists());
     let completed = fleet.routers[0].metric("hostler_in_flight").await;
     assert_eq!(completed, 0.0, "no answer was given up");
@@ -169,8 +169,8 @@ async fn a_batch_waits_for_its_target_and_says_so() {
     let batch = Batch::new(&format!("unix:{}", socket.display()), (0..5).map(cheap_request));
     let mut waiting = batch.start("batch", &[]);
     until("the batch waits", async || {
-        let said = waiting.stderr();
-        if said.contains("5 retry later: No such file") { Ok(()) } else { Err(said) }
+        let message = waiting.stderr();
+        if message.contains("5 retry later: No such file") { Ok(()) } else { Err(message) }
     })
     .await;
     std::os::unix::fs::symlink(fleet.replica("n0/0").await.socket, &socket).unwrap();

@@ -81,10 +81,10 @@ async fn operators_list_drain_restart_and_read_logs() {
     let id = format!("{node}/1");
     assert!(ask(&["logs", &id, "-n", "5"]).await.contains("Application startup complete"));
     assert_eq!(ask(&["drain", &id]).await, format!("draining {id}\n"));
-    let phase = async |wanted: &str| {
-        until(&format!("{id} {wanted}"), async || {
+    let phase = async |desired: &str| {
+        until(&format!("{id} {desired}"), async || {
             let list: Value = serde_json::from_str(&ask(&["ps", "--json"]).await).unwrap();
-            if list["nodes"][0]["replicas"][1]["phase"] == wanted { Ok(()) } else { Err(list.to_string()) }
+            if list["nodes"][0]["replicas"][1]["phase"] == desired { Ok(()) } else { Err(list.to_string()) }
         })
         .await;
     };

@@ -186,10 +186,10 @@ async fn env_gives_a_shell_the_fleets_address_and_key() {
     let lines: Vec<&str> = printed.stdout.lines().take(3).collect();
     let (address, key_line) = ("export OPENAI_BASE_URL=https://127.0.0.1:41237/v1", format!("export OPENAI_API_KEY={key}"));
     assert_eq!(lines, [address, &key_line, "export NO_PROXY='internal,localhost,127.0.0.1'"], "{}", printed.stderr);
-    let told: Value = serde_json::from_str(&place.run(&["env", "--json"]).await.stdout).unwrap();
+    let access: Value = serde_json::from_str(&place.run(&["env", "--json"]).await.stdout).unwrap();
     let bundle = format!("export NODE_EXTRA_CA_CERTS={}", place.path().join(".local/state/hostler/fleet/ca-bundle.pem").display());
     assert!(printed.stdout.lines().any(|line| line == bundle), "{}", printed.stdout);
-    assert_eq!((told["base_url"].as_str(), told["api_key"].as_str()), (Some("https://127.0.0.1:41237/v1"), Some(key.as_str())));
+    assert_eq!((access["base_url"].as_str(), access["api_key"].as_str()), (Some("https://127.0.0.1:41237/v1"), Some(key.as_str())));
     let key_file = place.path().join(".config/hostler/user.key");
     fs::set_permissions(&key_file, fs::Permissions::from_mode(0o644)).unwrap();
     let open = place.run(&["env"]).await;
@@ -236,12 +236,12 @@ async fn who_takes_a_controllers_port_gets_no_key() {
     place.environment.push(("OPENAI_API_KEY", key.clone().leak()));
     let target = format!("https://{edge}/v1");
     let _batch = place.start("batch", &["batch", &files[0], &files[1], "--target", &target]);
-    let (mut asked, _) = soon("a connection of the batch", other.accept()).await.unwrap();
-    asked.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").await.unwrap();
+    let (mut connection, _) = soon("a connection of the batch", other.accept()).await.unwrap();
+    connection.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").await.unwrap();
     let mut heard = Vec::new();
     // The client hangs up, or waits for the rest of a handshake.
-    asked.shutdown().await.unwrap();
-    soon("all that it says", asked.read_to_end(&mut heard)).await.ok();
+    connection.shutdown().await.unwrap();
+    soon("all that it says", connection.read_to_end(&mut heard)).await.ok();
     let has = |word: &str| heard.windows(word.len()).any(|part| part == word.as_bytes());
     assert!(!heard.is_empty() && !has(&key) && !has("Bearer") && !has("chat"), "{}", String::from_utf8_lossy(&heard));
 }
@@ -298,8 +298,8 @@ async fn connect_reaches_the_fleet_until_it_ends() {
     crate::harness::signal(ssh, Signal::TERM);
     assert!(!connected.ended().await.success());
     until("the reason", async || {
-        let said = connected.stderr();
-        if said.contains("error: the connection to me@login1 has ended") { Ok(()) } else { Err(said) }
+        let message = connected.stderr();
+        if message.contains("error: the connection to me@login1 has ended") { Ok(()) } else { Err(message) }
     })
     .await;
 }

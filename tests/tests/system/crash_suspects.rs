@@ -22,7 +22,7 @@ const DEADLY: &str = "say-the-word-that-kills";
 const INDIGESTIBLE: &str = "left-recursive-grammar";
 
 /// A chat with this content.
-fn asked(content: &str, tokens: usize, stream: bool) -> Value {
+fn chat_body(content: &str, tokens: usize, stream: bool) -> Value {
     json!({"model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": tokens, "stream": stream})
 }
 
@@ -65,7 +65,7 @@ impl Load {
                 let mut answers = Vec::new();
                 while !stop.load(Ordering::Relaxed) {
                     // Request only whole answers, so that none of them is ever broken off.
-                    let question = asked(&format!("question {} of client {client}", answers.len()), 10, false);
+                    let question = chat_body(&format!("question {} of client {client}", answers.len()), 10, false);
                     answers.push(edge.post(CHAT, &question).await);
                     answered.fetch_add(1, Ordering::Relaxed);
                 }
@@ -102,7 +102,7 @@ async fn a_killer_request_costs_two_engines_and_no_other_client() {
     let fleet = Fleet::start(setup(8, 30)).await;
     let edge = fleet.edge();
     let load = Load::start(&fleet, 24);
-    let killer = asked(DEADLY, 50, false);
+    let killer = chat_body(DEADLY, 50, false);
     assert_refused(&edge.post(CHAT, &killer).await);
     until_crashed(&fleet, 2).await;
 
@@ -112,7 +112,7 @@ async fn a_killer_request_costs_two_engines_and_no_other_client() {
     }
     assert_eq!(lives(&fleet).await.0, before, "nobody dies of a request that is refused");
 
-    let other = asked(&format!("{DEADLY}, in other words"), 50, false);
+    let other = chat_body(&format!("{DEADLY}, in other words"), 50, false);
     assert_refused(&edge.post(CHAT, &other).await);
     until_crashed(&fleet, 4).await;
     assert_refused(&edge.post(CHAT, &other).await);
@@ -138,7 +138,7 @@ async fn an_engine_dying_with_many_requests_costs_no_answer() {
     let mut requests = JoinSet::new();
     for number in 0..60 {
         let edge = fleet.edge();
-        requests.spawn(async move { edge.post(CHAT, &asked(&format!("innocent {number}"), 5, number % 2 == 0)).await });
+        requests.spawn(async move { edge.post(CHAT, &chat_body(&format!("innocent {number}"), 5, number % 2 == 0)).await });
     }
     // The rest is queued for lack of room.
     let fullest = until("all requests taken", async || {
@@ -171,7 +171,7 @@ async fn requests_of_a_crash_get_first_tokens_within_seconds() {
     for number in 0..60 {
         let edge = fleet.edge();
         streams.spawn(async move {
-            let mut stream = edge.open(CHAT, &asked(&format!("innocent {number}"), 100, true)).await;
+            let mut stream = edge.open(CHAT, &chat_body(&format!("innocent {number}"), 100, true)).await;
             stream.events(2).await;
             (Instant::now(), stream.finish().await)
         });
@@ -193,7 +193,7 @@ async fn a_stream_that_killed_two_engines_is_banned() {
     let fleet = Fleet::start(setup(4, 200)).await;
     // Simulated engines die of a text, which a continuation from tokens does not contain: this
     // stream has none.
-    let mut killer = asked(DEADLY, 500, true);
+    let mut killer = chat_body(DEADLY, 500, true);
     killer["stop"] = "never said".into();
     for crash in 1..=2 {
         fleet.edge().post(CHAT, &killer).await.assert_broken_stream();
@@ -211,7 +211,7 @@ async fn a_stream_that_killed_two_engines_is_banned() {
 async fn a_request_that_killed_through_two_routers_is_banned_everywhere() {
     let fleet = Fleet::start(setup(4, 200).routers(2)).await;
     // The stream is not resumed, so each attempt costs one engine.
-    let mut killer = asked(DEADLY, 500, true);
+    let mut killer = chat_body(DEADLY, 500, true);
     killer["stop"] = "never said".into();
     for (crash, router) in (1..).zip(&fleet.routers) {
         router.edge().post(CHAT, &killer).await.assert_broken_stream();
@@ -235,7 +235,7 @@ async fn a_request_that_killed_through_two_routers_is_banned_everywhere() {
 async fn a_prompt_in_flight_at_two_outside_kills_is_answered() {
     let fleet = Fleet::start(Setup::agents(1).engine("--sim-step-ms 40")).await;
     // The stream is not resumed, and its client sends it again.
-    let mut prompt = asked("are you there?", 100, true);
+    let mut prompt = chat_body("are you there?", 100, true);
     prompt["stop"] = "never said".into();
     for kill in 1..=2 {
         let mut stream = fleet.edge().open(CHAT, &prompt).await;
@@ -268,7 +268,7 @@ async fn ask_as(edge: &Endpoint, key: &str, body: &Value) -> Answer {
 async fn a_ban_holds_only_for_the_tenant_that_sent_it() {
     let folder = tempfile::tempdir().unwrap();
     let (fleet, keys) = start_with_tenants(setup(4, 30), &folder).await;
-    let killer = asked(DEADLY, 50, false);
+    let killer = chat_body(DEADLY, 50, false);
     for (crashes, key) in [2, 4].into_iter().zip(&keys) {
         assert_refused(&ask_as(&fleet.edge(), key, &killer).await);
         // So the request was sent, and nobody had said that the other tenant's was equal.
@@ -288,7 +288,7 @@ async fn six_killers_of_one_tenant_cost_four_engines() {
         neighbors.spawn(async move {
             let mut answers = Vec::new();
             while !stop.load(Ordering::Relaxed) {
-                let question = asked(&format!("question {} of client {client}", answers.len()), 10, false);
+                let question = chat_body(&format!("question {} of client {client}", answers.len()), 10, false);
                 answers.push(ask_as(&edge, &key, &question).await);
                 answered.fetch_add(1, Ordering::Relaxed);
             }
@@ -296,7 +296,7 @@ async fn six_killers_of_one_tenant_cost_four_engines() {
         });
     }
     for digit in 0..6 {
-        let answer = ask_as(&edge, &reckless, &asked(&format!("{DEADLY} {digit}"), 50, false)).await;
+        let answer = ask_as(&edge, &reckless, &chat_body(&format!("{DEADLY} {digit}"), 50, false)).await;
         // The later requests find that their only replica is away.
         assert!(matches!(answer.status.as_u16(), 422 | 503), "{}", answer.text());
     }
@@ -322,7 +322,7 @@ async fn an_indigestible_request_gets_its_error_and_marks_no_replica() {
     let fleet = Fleet::start(setup(8, 30)).await;
     let load = Load::start(&fleet, 4);
     for number in 0..6 {
-        let answer = fleet.edge().post(CHAT, &asked(&format!("{INDIGESTIBLE} {number}"), 5, false)).await;
+        let answer = fleet.edge().post(CHAT, &chat_body(&format!("{INDIGESTIBLE} {number}"), 5, false)).await;
         assert_eq!(answer.status, 500, "{}", answer.text());
         assert!(answer.message().contains("recursion"), "{}", answer.text());
         let replicas = fleet.admin().replicas().await.unwrap();
@@ -342,7 +342,7 @@ async fn an_indigestible_request_repeated_gets_its_error_at_once() {
         let edge = fleet.edge();
         clients.spawn(async move {
             for _ in 0..5 {
-                let answer = edge.post(CHAT, &asked(INDIGESTIBLE, 5, false)).await;
+                let answer = edge.post(CHAT, &chat_body(INDIGESTIBLE, 5, false)).await;
                 assert_eq!(answer.status, 500, "{}", answer.text());
             }
         });

@@ -107,11 +107,11 @@ async fn each_api_says_what_a_late_model_waits_for() {
     {
         let answer = fleet.edge().post(path, &body).await;
         assert_eq!((answer.status.as_u16(), answer.header("retry-after")), (503, Some("60")), "{path}: {}", answer.text());
-        let told = answer.json();
-        assert_eq!(told.pointer(message).unwrap(), &json!(words), "{path}: {told}");
+        let refusal = answer.json();
+        assert_eq!(refusal.pointer(message).unwrap(), &json!(words), "{path}: {refusal}");
         let kinds = [("/v1/messages", json!("overloaded_error")), (CHAT, json!("ServiceUnavailableError"))];
         for (_, named) in kinds.iter().filter(|(of, _)| *of == path) {
-            assert_eq!(told.pointer(kind), Some(named), "{told}");
+            assert_eq!(refusal.pointer(kind), Some(named), "{refusal}");
         }
     }
     let endpoint = TonicEndpoint::from_shared(format!("http://{}", fleet.routers[0].edge)).unwrap();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use hostler_proto::agent::v1::attach_request::Message;
-use hostler_proto::agent::v1::attach_response::Message as Told;
+use hostler_proto::agent::v1::attach_response::Message as ToAgent;
 use hostler_proto::agent::v1::frame::Kind;
 use hostler_proto::agent::v1::{AttachRequest, AttachResponse, Frame, FrameBatch, Header, Hello, Model};
 use hostler_proto::agent::v1::{Phase, ReplicaReport, ReplicaState, Report, ResponseHead};
@@ -42,14 +42,14 @@ impl Still {
     async fn attach(fleet: &Fleet) -> Self {
         let address = fleet.routers[0].agents;
         let hello = Hello { protocol: PROTOCOL, agent_version: "9.8.7".into(), node: "still".into(), life: 7, job: None };
-        let (reports, mut told) = attach(address, [Message::Hello(hello), report(0, true)]).await.unwrap();
-        let welcome = soon("a welcome", told.message()).await.unwrap().unwrap().message;
-        let Some(Told::Welcome(welcome)) = welcome else { panic!("no welcome: {welcome:?}") };
+        let (reports, mut messages) = attach(address, [Message::Hello(hello), report(0, true)]).await.unwrap();
+        let welcome = soon("a welcome", messages.message()).await.unwrap().unwrap().message;
+        let Some(ToAgent::Welcome(welcome)) = welcome else { panic!("no welcome: {welcome:?}") };
         let (frames, answers) = mpsc::channel(16);
         let mut request = Request::new(ReceiverStream::new(answers));
         request.metadata_mut().insert_bin(TICKET_KEY, MetadataValue::from_bytes(&welcome.ticket));
         let requests = soon("a lane", link(address).await.carry(request)).await.unwrap().into_inner();
-        Self { reports, reported: 0, frames, requests, taken: BTreeMap::new(), _told: told }
+        Self { reports, reported: 0, frames, requests, taken: BTreeMap::new(), _told: messages }
     }
 
     async fn report(&mut self) {
@@ -100,15 +100,15 @@ fn assert_whole(answer: &Answer) {
 
 #[tokio::test(start_paused = true)]
 async fn an_agent_whose_node_name_was_taken_is_refused() {
-    // The lease is long enough for both to send news until the end.
+    // The lease is long enough for both to send reports until the end.
     let fleet = Fleet::start(Setup::agents(1).router(|router| router.lease = Duration::from_secs(20))).await;
     let hello = Hello { protocol: PROTOCOL, agent_version: "9.8.7".into(), node: "still".into(), life: 6, job: None };
-    let (late, mut told) = attach(fleet.routers[0].agents, [Message::Hello(hello)]).await.unwrap();
-    soon("a welcome", told.message()).await.unwrap().unwrap();
+    let (late, mut messages) = attach(fleet.routers[0].agents, [Message::Hello(hello)]).await.unwrap();
+    soon("a welcome", messages.message()).await.unwrap().unwrap();
     let mut still = Still::attach(&fleet).await;
     fleet.until_replica("still/0", "attached", |replica| replica.is_ready()).await;
     late.send(AttachRequest { message: Some(report(0, true)) }).await.unwrap();
-    let refusal = soon("its end", told.message()).await.unwrap_err();
+    let refusal = soon("its end", messages.message()).await.unwrap_err();
     assert!(refusal.message().contains("another agent is attached as node `still`"), "{refusal}");
     still.report().await;
     assert!(fleet.replica("still/0").await.is_ready());

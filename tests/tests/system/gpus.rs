@@ -208,8 +208,8 @@ async fn a_leftover_process_blocks_the_start_until_it_is_gone() {
     .await;
     fleet.until_replica("n0/0", "its readiness", |replica| replica.is_ready()).await;
     let blocked = fleet.until_replica("n0/1", "a failure", |replica| replica.phase == Phase::Failed).await;
-    let told = format!("GPU 1 is in use by process {} (", std::process::id());
-    assert!(blocked.reason.contains(&told) && blocked.reason.contains("61.0 GiB"), "{}", blocked.reason);
+    let message = format!("GPU 1 is in use by process {} (", std::process::id());
+    assert!(blocked.reason.contains(&message) && blocked.reason.contains("61.0 GiB"), "{}", blocked.reason);
     assert_eq!((blocked.epoch, blocked.pid), (0, 0), "no engine was started there");
     on_gpus.driver.change(1, |device| device.processes.clear());
     fleet.until_replica("n0/1", "its readiness", |replica| replica.is_ready()).await;
@@ -250,12 +250,12 @@ fn on_fake_gpus(driver: &Fake, visible: &'static str) -> Workplace {
 async fn a_job_uses_the_gpus_it_names_or_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let driver = Fake::install(directory.path(), vec![device("GPU-aa11"), Device { lost: true, ..device("GPU-bb22") }, device("GPU-cc33")]);
-    for (visible, told) in [
+    for (visible, message) in [
         ("", "CUDA_VISIBLE_DEVICES is set but names no GPU"),
         ("GPU-bb", "CUDA_VISIBLE_DEVICES names `GPU-bb`, but the GPUs of this host are 0 (GPU-aa11), 2 (GPU-cc33)"),
     ] {
         let refused = on_fake_gpus(&driver, visible).run(&UP).await;
-        assert!(!refused.success && refused.stderr.contains(told), "{visible:?}: {}", refused.stderr);
+        assert!(!refused.success && refused.stderr.contains(message), "{visible:?}: {}", refused.stderr);
     }
     let workplace = on_fake_gpus(&driver, "GPU-cc");
     let program = workplace.start("up", &[&UP[..], &["--", "--sim-start-ms", "50"]].concat());

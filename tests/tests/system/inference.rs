@@ -34,48 +34,53 @@ fn message(role: &str, text: &str) -> Message {
     Message { role: role.into(), content, ..Message::default() }
 }
 
-pub(crate) fn asked(prompt: Prompt, tokens: u32) -> GenerateRequest {
+pub(crate) fn generation(prompt: Prompt, tokens: u32) -> GenerateRequest {
     let sampling = Sampling { max_tokens: Some(tokens), seed: Some(7), temperature: Some(0.0), ..Sampling::default() };
     GenerateRequest { model: MODEL.into(), prompt: Some(prompt), sampling: Some(sampling), ..GenerateRequest::default() }
 }
 
 fn chat(tokens: u32) -> GenerateRequest {
     let messages = vec![message("system", "You know engines."), message("user", "Tell me about engines.")];
-    asked(Prompt::Chat(Chat { messages, ..Chat::default() }), tokens)
+    generation(Prompt::Chat(Chat { messages, ..Chat::default() }), tokens)
 }
 
 fn text(text: &str, tokens: u32) -> GenerateRequest {
-    asked(Prompt::Text(text.into()), tokens)
+    generation(Prompt::Text(text.into()), tokens)
 }
 
 /// Events of a whole stream, by kind.
 #[derive(Debug, Default)]
-struct Told {
+struct StreamedAnswer {
     started: Option<Started>,
     deltas: Vec<Delta>,
     finishes: Vec<(u32, FinishReason)>,
     usage: Option<Usage>,
 }
 
-impl Told {
+impl StreamedAnswer {
     fn text(&self, index: u32) -> String {
         self.deltas.iter().filter(|delta| delta.index == index).map(|delta| delta.text.as_str()).collect()
     }
 }
 
-async fn told(client: &mut InferenceClient<Channel>, request: impl IntoRequest<GenerateRequest>) -> Result<Told, Status> {
+async fn generate_streamed(
+    client: &mut InferenceClient<Channel>,
+    request: impl IntoRequest<GenerateRequest>,
+) -> Result<StreamedAnswer, Status> {
     let mut stream = soon("a stream's beginning", client.generate_stream(request)).await?.into_inner();
-    let mut told = Told::default();
+    let mut answer = StreamedAnswer::default();
     while let Some(event) = soon("an event", stream.message()).await? {
-        assert!(told.usage.is_none(), "usage is the last event");
+        assert!(answer.usage.is_none(), "usage is the last event");
         match event.event.unwrap() {
-            Event::Started(started) => assert!(told.started.replace(started).is_none() && told.deltas.is_empty(), "it is the first event"),
-            Event::Delta(delta) => told.deltas.push(delta),
-            Event::Finish(finish) => told.finishes.push((finish.index, finish.reason())),
-            Event::Usage(usage) => told.usage = Some(usage),
+            Event::Started(started) => {
+                assert!(answer.started.replace(started).is_none() && answer.deltas.is_empty(), "it is the first event");
+            }
+            Event::Delta(delta) => answer.deltas.push(delta),
+            Event::Finish(finish) => answer.finishes.push((finish.index, finish.reason())),
+            Event::Usage(usage) => answer.usage = Some(usage),
         }
     }
-    Ok(told)
+    Ok(answer)
 }
 
 /// Begins a stream that does not end by itself, and waits until it runs.
@@ -122,7 +127,7 @@ async fn fastest(mut attempt: impl AsyncFnMut() -> Duration) -> Duration {
 async fn texts_chats_and_tokens_are_answered_with_usage_and_placement() {
     let fleet = Fleet::start(Setup::two_agents().engine("--enable-prompt-tokens-details")).await;
     let mut client = client(&fleet).await;
-    let tokens = asked(Prompt::Tokens(TokenIds { ids: vec![11, 12, 13, 14, 15] }), 4);
+    let tokens = generation(Prompt::Tokens(TokenIds { ids: vec![11, 12, 13, 14, 15] }), 4);
     let (of_text, of_chat, of_tokens) = (
         client.generate(text("Once upon a time", 6)).await.unwrap().into_inner(),
         client.generate(chat(5)).await.unwrap().into_inner(),
@@ -154,24 +159,24 @@ async fn the_pieces_of_a_stream_add_up_to_its_answer() {
         (sampling.n, sampling.logprobs) = (Some(2), Some(2));
         request.return_token_ids = true;
         let whole = client.generate(request.clone()).await.unwrap().into_inner();
-        let told = told(&mut client, request).await.unwrap();
-        let started = told.started.as_ref().unwrap();
+        let answer = generate_streamed(&mut client, request).await.unwrap();
+        let started = answer.started.as_ref().unwrap();
         assert_eq!(started.placement.as_ref().unwrap().replica, "n0/0");
         assert!(!started.prompt_token_ids.is_empty());
         assert_eq!((&started.prompt_token_ids, &started.model), (&whole.prompt_token_ids, &whole.model));
         for choice in &whole.choices {
-            assert_eq!(told.text(choice.index), choice.text);
-            let deltas = || told.deltas.iter().filter(|delta| delta.index == choice.index);
+            assert_eq!(answer.text(choice.index), choice.text);
+            let deltas = || answer.deltas.iter().filter(|delta| delta.index == choice.index);
             assert!(deltas().count() > 1, "it came in pieces");
             assert_eq!(deltas().flat_map(|delta| delta.token_ids.clone()).collect::<Vec<_>>(), choice.token_ids);
             assert_eq!(deltas().flat_map(|delta| delta.logprobs.clone()).collect::<Vec<_>>(), choice.logprobs);
             assert_eq!((choice.token_ids.len(), choice.logprobs.len(), choice.logprobs[0].alternatives.len()), (20, 20, 2));
         }
-        let mut finishes = told.finishes.clone();
+        let mut finishes = answer.finishes.clone();
         finishes.sort_unstable_by_key(|(index, _)| *index);
         assert_eq!(finishes, [(0, FinishReason::Length), (1, FinishReason::Length)]);
         assert_eq!(
-            told.usage.map(|usage| (usage.prompt_tokens, usage.completion_tokens)),
+            answer.usage.map(|usage| (usage.prompt_tokens, usage.completion_tokens)),
             whole.usage.map(|usage| (usage.prompt_tokens, 40))
         );
     }
@@ -192,8 +197,8 @@ async fn a_tool_call_arrives_whole_and_in_pieces() {
     let call = &whole.choices[0].tool_calls[0];
     // For vLLM a call that the request names ends like a text.
     assert_eq!((call.name.as_str(), whole.choices[0].finish.as_ref().unwrap().reason()), ("look", FinishReason::Stop));
-    let told = told(&mut client, request).await.unwrap();
-    let pieces: Vec<_> = told.deltas.iter().flat_map(|delta| &delta.tool_calls).collect();
+    let answer = generate_streamed(&mut client, request).await.unwrap();
+    let pieces: Vec<_> = answer.deltas.iter().flat_map(|delta| &delta.tool_calls).collect();
     assert!(pieces.len() > 2 && pieces.iter().all(|piece| piece.index == 0));
     assert_eq!(pieces[0].name, "look");
     assert!(!pieces[0].id.is_empty());
@@ -252,9 +257,9 @@ async fn a_passed_deadline_ends_the_call_and_its_work() {
     let raw = Raw::connect(&fleet).await;
     for (method, beginning) in [("GenerateStream", true), ("Generate", false)] {
         let request = text(&format!("too long for {method}"), 10_000);
-        let asked = Instant::now();
+        let began = Instant::now();
         let answer = raw.call(&format!("/hostler.inference.v1.Inference/{method}"), &request, &[("grpc-timeout", "300m")]).await;
-        let took = asked.elapsed();
+        let took = began.elapsed();
         assert_eq!((answer.code(), answer.bytes > 0), (Code::DeadlineExceeded, beginning), "{method} {answer:?}");
         assert!(took >= Duration::from_millis(300) && took < Duration::from_secs(5), "{method} took {took:?}");
         let gone = gone_after(&fleet, async {}).await;
@@ -326,9 +331,9 @@ async fn two_hundred_streams_share_one_connection() {
     let streams = (0..200).map(|index| {
         let mut client = client.clone();
         async move {
-            let told = told(&mut client, text(&format!("story {index}"), 30)).await.unwrap();
-            assert_eq!((told.usage.unwrap().completion_tokens, &told.finishes[..]), (30, &[(0, FinishReason::Length)][..]));
-            told.started.unwrap().placement.unwrap().replica
+            let answer = generate_streamed(&mut client, text(&format!("story {index}"), 30)).await.unwrap();
+            assert_eq!((answer.usage.unwrap().completion_tokens, &answer.finishes[..]), (30, &[(0, FinishReason::Length)][..]));
+            answer.started.unwrap().placement.unwrap().replica
         }
     });
     let mut replicas = join_all(streams).await;

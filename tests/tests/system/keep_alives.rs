@@ -83,8 +83,8 @@ async fn an_engines_refusal_after_a_comment_keeps_its_words() {
     answer.assert_broken_stream();
     let direct = fleet.edge().post(CHAT, &body).await;
     assert_eq!(direct.status, 400, "{}", direct.text());
-    let told: Value = serde_json::from_str(answer.events().last().unwrap()).unwrap();
-    assert_eq!(told, direct.json());
+    let last_event: Value = serde_json::from_str(answer.events().last().unwrap()).unwrap();
+    assert_eq!(last_event, direct.json());
 }
 
 #[tokio::test(start_paused = true)]

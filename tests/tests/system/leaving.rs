@@ -211,8 +211,8 @@ async fn engines_that_never_start_end_the_job_with_the_reason() {
     let mut agent = scene.agent_with("n0", &[], &["--sim-fail-start"]);
     assert_eq!(scene.exit_code(&mut agent).await, 4, "{}", agent.stderr());
     let failure = scene.failure("n0/0").await.expect("the last report has the failure");
-    let told = agent.stderr();
-    let last: Vec<&str> = told.trim_end().lines().rev().take(2).collect();
+    let message = agent.stderr();
+    let last: Vec<&str> = message.trim_end().lines().rev().take(2).collect();
     assert_eq!(last[1], format!("error: no engine of this agent can be started: {}", failure.cause));
     assert_eq!(last[0], format!("what to do: {}", failure.remedy));
 }
@@ -236,10 +236,10 @@ async fn a_removed_run_directory_is_restored_and_its_engine_returns() {
     fs::remove_dir_all(own.parent().unwrap()).unwrap();
     let after = scene.until_replicas("another life", |replicas| replicas[0].is_ready() && replicas[0].epoch > before.epoch).await.remove(0);
     assert_eq!(after.socket, before.socket);
-    let told = agent.stderr();
+    let message = agent.stderr();
     assert!(
-        told.contains("somebody removed the engine's directory") && told.contains("name a place that it leaves alone with --run-dir"),
-        "{told}"
+        message.contains("somebody removed the engine's directory") && message.contains("name a place that it leaves alone with --run-dir"),
+        "{message}"
     );
     assert_eq!(scene.router.edge().post(CHAT, &chat(3)).await.status, 200);
     until("the admin socket", async || if own.join("admin.sock").exists() { Ok(()) } else { Err("there is none".to_owned()) }).await;

@@ -249,14 +249,14 @@ async fn a_lost_adapter_is_reported_until_nobody_wants_it() {
     assert_eq!(after.models, ["simulated"]);
     let advised = async || hostler(&["advise", "n0/0", "--admin", admin.socket()]).await.stdout;
     until("advice about the adapter", async || {
-        let said = advised().await;
-        if said.contains(&format!("poet ({path})")) { Ok(()) } else { Err(said) }
+        let advice = advised().await;
+        if advice.contains(&format!("poet ({path})")) { Ok(()) } else { Err(advice) }
     })
     .await;
     assert_eq!(admin.lora("", "poet", "").await.unwrap(), ["n0/0"], "although no replica serves it");
     until("no advice", async || {
-        let said = advised().await;
-        if said.starts_with("nothing to advise") { Ok(()) } else { Err(said) }
+        let advice = advised().await;
+        if advice.starts_with("nothing to advise") { Ok(()) } else { Err(advice) }
     })
     .await;
     let unknown = admin.lora("", "poet", "").await.unwrap_err();

@@ -50,8 +50,8 @@ async fn a_web_page_on_this_host_cannot_drain() {
             assert!(refused.text().contains(words), "{}", refused.text());
         }
         // A cross-site request that needs a preflight gets no permission.
-        let asked = Request::options(DRAIN).header("origin", "https://evil.example").header("access-control-request-method", "POST");
-        let answer = way.request(asked.body(Full::default()).unwrap()).await;
+        let preflight = Request::options(DRAIN).header("origin", "https://evil.example").header("access-control-request-method", "POST");
+        let answer = way.request(preflight.body(Full::default()).unwrap()).await;
         assert!(answer.status == 403 && answer.header("access-control-allow-origin").is_none(), "{}", answer.text());
     }
     let answer = fleet.edge().post(crate::harness::CHAT, &crate::harness::chat(2)).await;

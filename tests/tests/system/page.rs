@@ -161,9 +161,9 @@ async fn pages_of_other_origins_get_nothing_even_with_a_session() {
         assert_eq!(page.post(SESSION, &json!({ "token": token }), headers).await.status, 403, "{headers:?}");
     }
     assert_eq!(page.get("/", &[("host", "evil.example")]).await.status, 403);
-    let asked =
+    let preflight_request =
         page.request(Method::OPTIONS, ORDERS, None, &[("origin", "https://evil.example"), ("access-control-request-method", "POST")]);
-    let preflight = page.admin.request(asked).await;
+    let preflight = page.admin.request(preflight_request).await;
     assert!(preflight.header("access-control-allow-origin").is_none(), "{}", preflight.text());
     assert!(fleet.replica("n0/0").await.is_ready(), "nothing was drained");
     let as_its_own = [shown, ("origin", &own), ("sec-fetch-site", "same-origin")];

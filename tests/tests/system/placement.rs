@@ -8,7 +8,7 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 use hostler_proto::PROTOCOL;
 use hostler_proto::agent::v1::attach_request::Message;
-use hostler_proto::agent::v1::attach_response::Message as Told;
+use hostler_proto::agent::v1::attach_response::Message as ToAgent;
 use hostler_proto::agent::v1::directive::Order;
 use hostler_proto::agent::v1::{AttachRequest, AttachResponse, CacheReport, CacheWatch, Hello, Phase, ReplicaReport, ReplicaState, Report};
 use hostler_proto::fleet::v1::{Decision, Scored};
@@ -52,7 +52,7 @@ fn talk_stream(content: &str, tokens: usize) -> Value {
     body
 }
 
-fn asked(body: &Value, headers: &[(&str, &str)]) -> Request<Full<Bytes>> {
+fn completion_request(body: &Value, headers: &[(&str, &str)]) -> Request<Full<Bytes>> {
     let mut request = Request::post(CHAT).header("content-type", "application/json");
     for (name, value) in headers {
         request = request.header(*name, *value);
@@ -62,7 +62,7 @@ fn asked(body: &Value, headers: &[(&str, &str)]) -> Request<Full<Bytes>> {
 
 /// Answer to a chat that asks why it was placed there.
 async fn explained(edge: &Endpoint, body: &Value) -> (Answer, Reason) {
-    let answer = edge.request(asked(body, &[("x-hostler-explain", "1")])).await;
+    let answer = edge.request(completion_request(body, &[("x-hostler-explain", "1")])).await;
     assert_eq!(answer.status, 200, "{}", answer.text());
     let reason = answer.header("x-hostler-reason").expect("a reason was asked for").to_owned();
     let parts = reason.split(' ').map(|part| part.split_once('=').unwrap_or_else(|| panic!("{part:?} in {reason:?}")));
@@ -240,7 +240,7 @@ async fn a_hanging_engine_gets_only_a_few_requests() {
     let mut stuck = Vec::new();
     for number in 0..40 {
         let (edge, name) = (fleet.edge(), format!("r{number}"));
-        let request = asked(&talk(&[user(&text(&name, 40))], 1), &[("x-request-id", &name)]);
+        let request = completion_request(&talk(&[user(&text(&name, 40))], 1), &[("x-request-id", &name)]);
         let answering = tokio::spawn(async move { edge.request(request).await.status });
         let replica = until("the request placed", async || {
             let decisions = fleet.admin().explain(&name, 1).await.map_err(|status| status.to_string())?;
@@ -276,7 +276,7 @@ async fn full(setup: Setup) -> (Fleet, tokio::task::JoinHandle<Answer>) {
 fn send(fleet: &Fleet, name: &str, priority: i32) -> tokio::task::JoinHandle<Answer> {
     let mut body = talk_stream(&text(name, 4000), 1);
     body["priority"] = priority.into();
-    let request = asked(&body, &[("x-request-id", name)]);
+    let request = completion_request(&body, &[("x-request-id", name)]);
     let edge = fleet.edge();
     tokio::spawn(async move { edge.request(request).await })
 }
@@ -389,15 +389,15 @@ async fn explain_shows_operators_the_arithmetic() {
     let nothing = run(&["explain"]).await;
     assert_eq!((nothing.success, nothing.stdout.as_str()), (true, "this router has placed no request yet\n"), "{}", nothing.stderr);
 
-    let request = asked(&talk_stream(&text("a", 400), 3), &[("x-request-id", "mine")]);
+    let request = completion_request(&talk_stream(&text("a", 400), 3), &[("x-request-id", "mine")]);
     let answer = Endpoint::Tcp(up.address("edge").await).request(request).await;
     answer.assert_whole_stream();
     let id = answer.header("x-hostler-id").unwrap();
     for name in [&["explain"][..], &["explain", id], &["explain", "mine"], &["explain", "--last", "3"]] {
-        let said = run(name).await;
-        assert!(said.success, "{}", said.stderr);
+        let output = run(name).await;
+        assert!(output.success, "{}", output.stderr);
         for part in [id, "client's id mine", "model simulated", "REPLICA", "CONGESTION", "worked out", "first token", "2ρ/(1 − ρ)"] {
-            assert!(said.stdout.contains(part), "{part} is not in {}", said.stdout);
+            assert!(output.stdout.contains(part), "{part} is not in {}", output.stdout);
         }
     }
     let json: Value = serde_json::from_str(&run(&["explain", id, "--json"]).await.stdout).unwrap();
@@ -412,7 +412,7 @@ async fn explain_shows_operators_the_arithmetic() {
     assert!(table.contains("CACHE"), "{table}");
 }
 
-async fn next(answers: &mut Streaming<AttachResponse>) -> Told {
+async fn next(answers: &mut Streaming<AttachResponse>) -> ToAgent {
     soon("a message of the router", answers.message()).await.unwrap().expect("the stream goes on").message.unwrap()
 }
 
@@ -431,9 +431,9 @@ async fn an_agent_that_contradicts_itself_three_times_is_distrusted() {
     let replica = ReplicaReport { index: 0, epoch: 1, state: Some(state), ..ReplicaReport::default() };
     let report = Report { sequence: 0, snapshot: true, replicas: vec![replica], job: None };
     let (sender, mut answers) = attach(fleet.routers[0].agents, [Message::Hello(hello), Message::Report(report)]).await.unwrap();
-    assert!(matches!(next(&mut answers).await, Told::Welcome(_)));
-    let asks = |told: Told| {
-        let Told::Directive(directive) = told else { return false };
+    assert!(matches!(next(&mut answers).await, ToAgent::Welcome(_)));
+    let asks = |message: ToAgent| {
+        let ToAgent::Directive(directive) = message else { return false };
         matches!(directive.order, Some(Order::ResyncCache(replicas)) if replicas.indices == [0])
     };
     // Blocks that continue nothing are worthless.

@@ -80,7 +80,7 @@ async fn bookings_of_one_tenant_leave_others_places() {
             request.metadata_mut().insert("authorization", tonic::metadata::MetadataValue::clone(&bearer));
             Ok(request)
         });
-        let generation = super::inference::asked(Prompt::Text("Once".into()), 1);
+        let generation = super::inference::generation(Prompt::Text("Once".into()), 1);
         let place = || PlaceRequest { request: Some(generation.clone()), hold: None, candidates: false };
         let mut booked = 0;
         while client.place(place()).await.is_ok() {

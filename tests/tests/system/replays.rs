@@ -158,16 +158,16 @@ async fn ollama_and_grpc_streams_are_replayed() {
     let fleet = Fleet::start(replaying()).await;
     let options = json!({"num_predict": TOKENS, "temperature": 0, "stop": ["never said"]});
     let body = json!({"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "options": options});
-    let told = |answer: &Answer| {
+    let text_of = |answer: &Answer| {
         let lines: Vec<Value> = answer.text().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert_eq!((&answer.ended, &lines.last().unwrap()["done"]), (&Ok(()), &json!(true)), "{}", answer.text());
         lines.iter().filter_map(|line| line["message"]["content"].as_str()).collect::<String>()
     };
-    let alone = told(&fleet.edge().post("/api/chat", &body).await);
+    let alone = text_of(&fleet.edge().post("/api/chat", &body).await);
     let mut stream = fleet.edge().open("/api/chat", &body).await;
     assert!(stream.piece().await.unwrap());
     kill_the_one_that_answers(&fleet).await;
-    assert_eq!(told(&stream.finish().await), alone);
+    assert_eq!(text_of(&stream.finish().await), alone);
     fleet.until_idle().await;
 
     let endpoint = Endpoint::from_shared(format!("http://{}", fleet.routers[0].edge)).unwrap();

@@ -143,19 +143,19 @@ async fn streams_of_an_engine_stopped_from_outside_resume_on_another() {
 async fn a_stream_of_ollamas_api_resumes_on_another_engine() {
     let fleet = Fleet::start(resuming()).await;
     let body = json!({"model": "simulated", "messages": [{"role": "user", "content": "Hi"}], "options": {"num_predict": TOKENS}});
-    let told = |answer: &Answer| {
+    let text_of = |answer: &Answer| {
         assert_eq!(answer.ended, Ok(()), "{}", answer.text());
         let text = answer.text();
         let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert_eq!(lines.last().unwrap()["done"], true, "{text}");
         lines.iter().filter_map(|line| line["message"]["content"].as_str()).collect::<String>()
     };
-    let alone = told(&fleet.edge().post("/api/chat", &body).await);
+    let alone = text_of(&fleet.edge().post("/api/chat", &body).await);
     let mut stream = fleet.edge().open("/api/chat", &body).await;
     assert!(stream.piece().await.unwrap());
     let running = fleet.admin().replicas().await.unwrap().into_iter().find(|replica| replica.in_flight == 1).unwrap();
     fleet.kill(&running.id).await;
-    assert_eq!(told(&stream.finish().await), alone);
+    assert_eq!(text_of(&stream.finish().await), alone);
     assert_eq!(fleet.routers[0].metric("hostler_resumptions_total").await, 1.0);
 }
 

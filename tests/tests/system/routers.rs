@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use hostler_proto::agent::v1::attach_request::Message;
-use hostler_proto::agent::v1::attach_response::Message as Told;
+use hostler_proto::agent::v1::attach_response::Message as ToAgent;
 use hostler_proto::agent::v1::directive::Order;
 use hostler_proto::agent::v1::{AttachRequest, AttachResponse, FrameBatch, Hello, Phase, ReplicaReport, ReplicaState, Report};
 use hostler_proto::{PROTOCOL, TICKET_KEY};
@@ -71,7 +71,7 @@ fn report(sequence: u64, snapshot: bool) -> Message {
     Message::Report(Report { sequence, snapshot, replicas: if snapshot { vec![replica] } else { Vec::new() }, job: None })
 }
 
-async fn next(answers: &mut Streaming<AttachResponse>) -> Told {
+async fn next(answers: &mut Streaming<AttachResponse>) -> ToAgent {
     soon("a message of the router", answers.message()).await.unwrap().expect("the stream goes on").message.unwrap()
 }
 
@@ -80,7 +80,7 @@ async fn an_agent_of_another_protocol_is_refused_naming_both_versions() {
     let fleet = Fleet::launch(Setup::agents(0)).await;
     let refused = attach(fleet.routers[0].agents, [hello(PROTOCOL + 1)]).await.unwrap_err();
     assert_eq!(refused.code(), Code::FailedPrecondition);
-    for part in ["agent 9.8.7 speaks protocol 2", "router 0.1.0 speaks protocol 1", "the same version"] {
+    for part in ["agent 9.8.7 speaks protocol 2", "router 0.2.0 speaks protocol 1", "the same version"] {
         assert!(refused.message().contains(part), "{}", refused.message());
     }
     let refused = attach(fleet.routers[0].agents, [report(0, true)]).await.unwrap_err();
@@ -93,7 +93,7 @@ async fn a_lane_without_a_valid_ticket_is_refused() {
     let fleet = Fleet::launch(Setup::agents(0)).await;
     let address = fleet.routers[0].agents;
     let (sender, mut answers) = attach(address, [hello(PROTOCOL)]).await.unwrap();
-    let Told::Welcome(welcome) = next(&mut answers).await else { panic!("no welcome") };
+    let ToAgent::Welcome(welcome) = next(&mut answers).await else { panic!("no welcome") };
     let carry = async |ticket: &[u8]| {
         let mut client = link(address).await;
         let mut request = Request::new(tokio_stream::pending::<FrameBatch>());
@@ -119,12 +119,12 @@ async fn a_lane_without_a_valid_ticket_is_refused() {
 async fn a_silent_agents_replicas_become_suspect_until_it_reports_again() {
     let fleet = Fleet::launch(Setup::agents(0).router(|router| router.lease = Duration::from_millis(500))).await;
     let (sender, mut answers) = attach(fleet.routers[0].agents, [hello(PROTOCOL), report(0, true)]).await.unwrap();
-    let Told::Welcome(welcome) = next(&mut answers).await else { panic!("no welcome") };
+    let ToAgent::Welcome(welcome) = next(&mut answers).await else { panic!("no welcome") };
     assert_eq!(welcome.lease_ms, 500);
-    let suspect = async |wanted: bool| {
-        until(&format!("suspect: {wanted}"), async || {
+    let suspect = async |expected: bool| {
+        until(&format!("suspect: {expected}"), async || {
             let replicas = fleet.admin().replicas().await.unwrap();
-            if replicas.iter().any(|replica| replica.suspect == wanted) { Ok(()) } else { Err(format!("{replicas:?}")) }
+            if replicas.iter().any(|replica| replica.suspect == expected) { Ok(()) } else { Err(format!("{replicas:?}")) }
         })
         .await;
     };
@@ -144,8 +144,8 @@ async fn a_silent_agents_replicas_become_suspect_until_it_reports_again() {
 async fn a_missing_report_makes_the_router_ask_for_a_snapshot() {
     let fleet = Fleet::launch(Setup::agents(0)).await;
     let (sender, mut answers) = attach(fleet.routers[0].agents, [hello(PROTOCOL), report(0, true), report(2, false)]).await.unwrap();
-    assert!(matches!(next(&mut answers).await, Told::Welcome(_)));
-    let asks = |told: Told| matches!(told, Told::Directive(directive) if matches!(directive.order, Some(Order::Resync(_))));
+    assert!(matches!(next(&mut answers).await, ToAgent::Welcome(_)));
+    let asks = |message: ToAgent| matches!(message, ToAgent::Directive(directive) if matches!(directive.order, Some(Order::Resync(_))));
     assert!(asks(next(&mut answers).await));
     for message in [report(0, true), report(1, false), report(3, false)] {
         sender.send(AttachRequest { message: Some(message) }).await.unwrap();

@@ -203,13 +203,13 @@ async fn ask_over_grpc(system: &System) {
             request.metadata_mut().insert("x-secret", CANARY.parse().unwrap());
             Ok(request)
         });
-        let asked = GenerateRequest {
+        let generation = GenerateRequest {
             model: model.into(),
             prompt: Some(Prompt::Text(prompt())),
             sampling: Some(Sampling { max_tokens: Some(3), ..Sampling::default() }),
             ..GenerateRequest::default()
         };
-        let answer = soon("an answer over gRPC", client.generate(asked)).await;
+        let answer = soon("an answer over gRPC", client.generate(generation)).await;
         assert_eq!(answer.is_ok(), model == MODEL && key == system.key, "{answer:?}");
     }
 }

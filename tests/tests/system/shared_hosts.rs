@@ -55,8 +55,8 @@ async fn the_edges_socket_is_private_and_recreated_when_removed() {
     let edge = Endpoint::Unix(socket.clone());
     assert_eq!(edge.get("/v1/models").await.status, 200);
     fs::remove_file(&socket).unwrap();
-    let asked = || Request::get("/v1/models").body(Full::<Bytes>::default()).unwrap();
-    let again = until("another socket", async || edge.try_send(asked()).await).await;
+    let models_request = || Request::get("/v1/models").body(Full::<Bytes>::default()).unwrap();
+    let again = until("another socket", async || edge.try_send(models_request()).await).await;
     assert_eq!((again.status.as_u16(), mode(&socket)), (200, 0o600));
     drop(again);
     shutdown.drain();
@@ -78,8 +78,8 @@ fn start_agent(place: &Workplace, router: &str, node: &str) -> Program {
 async fn until_ready(admin: Admin, router: &Program, agent: &Program) {
     until("a ready replica", async || {
         let seen = admin.replicas().await.map_err(|status| status.to_string())?;
-        let said = || format!("{seen:?}\n{}\n{}", router.stderr(), agent.stderr());
-        if seen.iter().any(|replica| replica.is_ready()) { Ok(()) } else { Err(said()) }
+        let logs = || format!("{seen:?}\n{}\n{}", router.stderr(), agent.stderr());
+        if seen.iter().any(|replica| replica.is_ready()) { Ok(()) } else { Err(logs()) }
     })
     .await;
 }
@@ -173,8 +173,8 @@ async fn two_users_can_run_fleets_side_by_side() {
     // prompts.
     let mistaken = start_agent(&theirs, &agents, "theirs");
     until("the agent's refusal", async || {
-        let said = mistaken.stderr();
-        if said.contains("takes agents of its own user only") && said.contains("agent.router") { Ok(()) } else { Err(said) }
+        let message = mistaken.stderr();
+        if message.contains("takes agents of its own user only") && message.contains("agent.router") { Ok(()) } else { Err(message) }
     })
     .await;
     drop(mistaken);

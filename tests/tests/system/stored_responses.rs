@@ -98,10 +98,10 @@ async fn a_response_that_nobody_keeps_is_not_found() {
     let edge = fleet.edge();
     let forgotten = id(&make(&edge, json!({"store": false}), "").await);
     for id in [&forgotten, "resp_none", "resp_%C3%BC"] {
-        let said = id.replace("%C3%BC", "ü");
-        assert_missing(&about(&edge, Method::GET, id, "", "").await, &said);
-        assert_missing(&about(&edge, Method::POST, id, "/cancel", "").await, &said);
-        assert_missing(&make(&edge, json!({"previous_response_id": said}), "").await, &said);
+        let decoded = id.replace("%C3%BC", "ü");
+        assert_missing(&about(&edge, Method::GET, id, "", "").await, &decoded);
+        assert_missing(&about(&edge, Method::POST, id, "/cancel", "").await, &decoded);
+        assert_missing(&make(&edge, json!({"previous_response_id": decoded}), "").await, &decoded);
     }
     // The engine dies, and its kept responses with it.
     let kept = id(&make(&edge, json!({}), "").await);

@@ -96,8 +96,8 @@ impl Place {
     async fn take_over(&self, site: &Site, name: &str) -> Program {
         let next = self.start_successor(site, name);
         until("a taken place", async || {
-            let said = self.router.stderr();
-            if said.contains("has taken this one's place") { Ok(()) } else { Err(format!("{said}\n{}", next.stderr())) }
+            let log = self.router.stderr();
+            if log.contains("has taken this one's place") { Ok(()) } else { Err(format!("{log}\n{}", next.stderr())) }
         })
         .await;
         next
@@ -283,8 +283,8 @@ async fn take_over_under_load(clients: usize, pause: Duration) -> f64 {
     // the long one and the last one.
     until("each request counted once", async || {
         let served: u64 = place.admin.replicas().await.unwrap().iter().map(|replica| replica.served).sum();
-        let asked = (answered + STREAMS + 2) as u64;
-        if served == asked { Ok(()) } else { Err(format!("{served} of {asked}")) }
+        let expected = (answered + STREAMS + 2) as u64;
+        if served == expected { Ok(()) } else { Err(format!("{served} of {expected}")) }
     })
     .await;
     let pids = |replicas: &[crate::harness::Seen]| replicas.iter().map(|replica| replica.pid).collect::<Vec<_>>();
@@ -417,8 +417,8 @@ async fn a_failed_takeover_leaves_the_predecessor_serving() {
     assert_eq!(hear(&mut dying).await, json!("AgentsAreYours"));
     drop(dying);
     until("the failure to be told", async || {
-        let said = place.router.stderr();
-        if said.matches("this one serves on").count() == 2 { Ok(()) } else { Err(said) }
+        let log = place.router.stderr();
+        if log.matches("this one serves on").count() == 2 { Ok(()) } else { Err(log) }
     })
     .await;
 

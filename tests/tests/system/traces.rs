@@ -156,8 +156,9 @@ async fn a_grpc_call_has_a_trace_like_any_other() {
     let fleet = Fleet::start(traced(Setup::agents(1), &collector)).await;
     let endpoint = TonicEndpoint::from_shared(format!("http://{}", fleet.routers[0].edge)).unwrap();
     let mut client = InferenceClient::new(soon("a connection", endpoint.connect()).await.unwrap());
-    let asked = GenerateRequest { model: MODEL.into(), prompt: Some(Prompt::Text("Engines are".into())), ..GenerateRequest::default() };
-    let mut call = tonic::Request::new(asked);
+    let generation =
+        GenerateRequest { model: MODEL.into(), prompt: Some(Prompt::Text("Engines are".into())), ..GenerateRequest::default() };
+    let mut call = tonic::Request::new(generation);
     call.metadata_mut().insert("traceparent", format!("00-{TRACE}-{SPAN}-01").parse().unwrap());
     let mut events = client.generate_stream(call).await.unwrap().into_inner();
     while soon("an event", events.message()).await.unwrap().is_some() {}
@@ -329,8 +330,8 @@ async fn a_dead_collector_is_reported_once_and_found_again() {
     let lines = |text: &str| up.stderr().lines().filter(|line| line.contains(text)).count();
     assert_eq!(lines("traces do not reach the collector"), 1, "{}", up.stderr());
     // The line comes after a few attempts, which take two seconds.
-    let told = async || if lines("events do not reach the collector") == 1 { Ok(()) } else { Err(up.stderr()) };
-    until("the line of events", told).await;
+    let has_event_line = async || if lines("events do not reach the collector") == 1 { Ok(()) } else { Err(up.stderr()) };
+    until("the line of events", has_event_line).await;
     let collector = Collector::at(address).await;
     until("a trace", async || {
         edge.post(CHAT, &chat(1)).await;

@@ -80,16 +80,16 @@ async fn a_page_of_an_allowed_origin_reads_every_answer() {
 #[tokio::test(start_paused = true)]
 async fn a_preflight_needs_no_key_and_allows_wanted_headers() {
     let (fleet, _folder, _) = keyed(&[PAGE]).await;
-    let wanted = [("access-control-request-method", "POST"), ("access-control-request-headers", "authorization,x-stainless-os")];
+    let preflight_headers = [("access-control-request-method", "POST"), ("access-control-request-headers", "authorization,x-stainless-os")];
     for path in [CHAT, "/v1/models", "/v1/responses/resp_1", "/api/chat", "/nothing"] {
-        let answer = ask(&fleet, Method::OPTIONS, path, None, &[("origin", PAGE), wanted[0], wanted[1]]).await;
+        let answer = ask(&fleet, Method::OPTIONS, path, None, &[("origin", PAGE), preflight_headers[0], preflight_headers[1]]).await;
         assert_eq!((answer.status.as_u16(), answer.text().as_str()), (204, ""), "{path}");
         assert_readable(&answer, PAGE, path);
         assert_eq!(answer.header("access-control-allow-headers"), Some("authorization,x-stainless-os"));
         assert!(answer.header("access-control-allow-methods").unwrap().split(", ").any(|method| method == "POST"));
         assert_eq!(answer.header("access-control-max-age"), Some("7200"));
     }
-    let denied = ask(&fleet, Method::OPTIONS, CHAT, None, &[("origin", "https://evil.example"), wanted[0]]).await;
+    let denied = ask(&fleet, Method::OPTIONS, CHAT, None, &[("origin", "https://evil.example"), preflight_headers[0]]).await;
     assert_eq!((denied.status.as_u16(), denied.header("access-control-allow-origin")), (403, None));
     assert!(denied.message().contains("router.allowed_origins"), "{}", denied.text());
     let no_preflight = ask(&fleet, Method::OPTIONS, CHAT, None, &[("origin", PAGE)]).await;
@@ -119,7 +119,7 @@ async fn pages_cannot_read_local_answers_without_the_setting() {
 #[tokio::test(start_paused = true)]
 async fn an_engines_origin_headers_are_not_duplicated() {
     const OTHER: &str = "https://other.example.org";
-    let asked = |origin| [("origin", origin), ("access-control-request-method", "POST")];
+    let preflight_from = |origin| [("origin", origin), ("access-control-request-method", "POST")];
     for (engines, names) in [(r#"["*"]"#, "*"), (r#"["https://chat.example.org","https://other.example.org"]"#, OTHER)] {
         let setup = || Setup::agents(1).engine(&format!("--allowed-origins {engines}"));
         // The router decides, even about an origin that only engines allow.
@@ -130,7 +130,7 @@ async fn an_engines_origin_headers_are_not_duplicated() {
             let denied = ask(&fleet, method, CHAT, body.as_ref(), &[("origin", OTHER)]).await;
             assert_eq!((values(&denied, "access-control-allow-origin"), values(&denied, "vary")), (vec![], vec!["Origin"]), "{engines}");
         }
-        let preflight = ask(&fleet, Method::OPTIONS, CHAT, None, &asked(PAGE)).await;
+        let preflight = ask(&fleet, Method::OPTIONS, CHAT, None, &preflight_from(PAGE)).await;
         assert_eq!(preflight.status, 204);
         assert_readable(&preflight, PAGE, engines);
 
@@ -144,7 +144,7 @@ async fn an_engines_origin_headers_are_not_duplicated() {
                 "{engines}"
             );
         }
-        let preflight = ask(&fleet, Method::OPTIONS, CHAT, None, &asked(OTHER)).await;
+        let preflight = ask(&fleet, Method::OPTIONS, CHAT, None, &preflight_from(OTHER)).await;
         assert_eq!((preflight.status.as_u16(), values(&preflight, "access-control-allow-origin")), (200, vec![names]), "{engines}");
         let models = ask(&fleet, Method::GET, "/v1/models", None, &[("origin", OTHER)]).await;
         assert_eq!(values(&models, "access-control-allow-origin"), Vec::<&str>::new());

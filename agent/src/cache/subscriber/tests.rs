@@ -142,7 +142,7 @@ async fn answer_replays(mut router: RouterSocket, kept: Kept, framing: Framing) 
             }
             frames.extend([Bytes::copy_from_slice(&sequence.to_be_bytes()), payload]);
             if router.send(ZmqMessage::try_from(frames).unwrap()).await.is_err() {
-                // The subscriber has what it wanted.
+                // The subscriber has what it requested.
                 break;
             }
         }

@@ -22,17 +22,17 @@ async fn within(watched: &Watched, time: Duration) -> Option<String> {
     timeout(time, watch(&watched.subject)).await.ok().map(|cause| cause.to_string())
 }
 
-fn asked(engine: &Scripted) -> usize {
-    engine.asked.lock().len()
+fn request_count(engine: &Scripted) -> usize {
+    engine.requests.lock().len()
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_idle_engine_is_tested_repeatedly_without_counting_as_requests() {
     let (watched, engine) = watched(|| Some(200));
     assert_eq!(within(&watched, 29 * S).await, None);
-    assert_eq!(asked(&engine), 0);
+    assert_eq!(request_count(&engine), 0);
     assert_eq!(within(&watched, 95 * S).await, None);
-    assert_eq!(asked(&engine), 3);
+    assert_eq!(request_count(&engine), 3);
     assert_eq!((watched.subject.traffic.served_total(), watched.subject.traffic.flow().last_progress()), (0, 0));
 }
 
@@ -51,7 +51,7 @@ async fn even_short_requests_postpone_the_canary() {
         reason = watch(&watched.subject) => panic!("{reason}"),
         () = requests => {}
     }
-    assert_eq!(asked(&engine), 0);
+    assert_eq!(request_count(&engine), 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -60,14 +60,14 @@ async fn two_failed_canaries_in_a_row_end_the_engines_life() {
     let (watched, engine) = watched(move || answers.next().unwrap());
     let reason = within(&watched, 70 * S).await.unwrap();
     assert_eq!(reason, "a test completion failed 2 times in a row while no request was running: status 503");
-    assert_eq!(asked(&engine), 4);
+    assert_eq!(request_count(&engine), 4);
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_engine_without_completions_is_not_tested_again() {
     let (watched, engine) = watched(|| Some(404));
     assert_eq!(within(&watched, 600 * S).await, None);
-    assert_eq!(asked(&engine), 1);
+    assert_eq!(request_count(&engine), 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -80,7 +80,7 @@ async fn the_canary_skips_engines_not_serving_or_excluded() {
     watched.has_phase(Phase::Ready);
     watched.subject.canary_interval = Duration::ZERO;
     assert_eq!(within(&watched, 300 * S).await, None);
-    assert_eq!(asked(&engine), 0);
+    assert_eq!(request_count(&engine), 0);
 }
 
 #[tokio::test(start_paused = true)]

@@ -28,8 +28,8 @@ impl DesiredAdapters {
     }
 
     pub(in crate::engine) fn missing_adapters(&self, models: &[ModelCard]) -> impl Iterator<Item = &LoraAdapter> {
-        let told = self.adapters.iter().filter(|adapter| self.unloading.as_ref() != Some(&adapter.name));
-        told.filter(|adapter| models.iter().all(|model| model.id != adapter.name))
+        let kept = self.adapters.iter().filter(|adapter| self.unloading.as_ref() != Some(&adapter.name));
+        kept.filter(|adapter| models.iter().all(|model| model.id != adapter.name))
     }
 
     /// Loads the adapters that this life lacks.

@@ -62,8 +62,8 @@ fn only_a_model_card_with_a_parent_is_an_adapter() {
 
 #[test]
 fn an_adapter_being_unloaded_is_not_listed() {
-    let wanted = DesiredAdapters { unloading: Some("poet".to_owned()), ..DesiredAdapters::default() };
-    assert_eq!(wanted.visible_models(vec![card("{}")]), []);
+    let desired = DesiredAdapters { unloading: Some("poet".to_owned()), ..DesiredAdapters::default() };
+    assert_eq!(desired.visible_models(vec![card("{}")]), []);
     assert_eq!(DesiredAdapters::default().visible_models(vec![card("{}")]).len(), 1);
 }
 
@@ -77,7 +77,7 @@ async fn an_engine_that_fails_to_sleep_keeps_serving() {
     let refused = fixture.engine.execute(ControlRequest::Sleep { level: 1 }).await.unwrap_err();
     assert_eq!(refused.to_string(), "the engine refused: status 500: out of host memory");
     fixture.phase(Phase::Ready).await;
-    assert!(served.asked.lock().iter().any(|path| path == "/sleep?level=1"));
+    assert!(served.requests.lock().iter().any(|path| path == "/sleep?level=1"));
     fixture.engine.stop().await;
 }
 
@@ -87,7 +87,7 @@ async fn an_engine_without_sleep_routes_stays_in_service() {
     let refused = fixture.engine.execute(ControlRequest::Sleep { level: 1 }).await.unwrap_err();
     assert!(refused.to_string().contains("--enable-sleep-mode"), "{refused}");
     assert_eq!(fixture.engine.status().borrow().phase, Phase::Ready);
-    assert!(served.asked.lock().iter().all(|path| !path.starts_with("/sleep")));
+    assert!(served.requests.lock().iter().all(|path| !path.starts_with("/sleep")));
     let refused =
         fixture.engine.execute(ControlRequest::Load(LoraAdapter { name: "new".to_owned(), path: "/new".to_owned() })).await.unwrap_err();
     assert!(refused.to_string().contains("--enable-lora"), "{refused}");
@@ -131,8 +131,9 @@ async fn an_engine_found_asleep_reloads_its_weights_when_it_wakes() {
     assert_eq!(fixture.engine.status().borrow().phase, Phase::Sleeping, "it was never told as ready");
     fixture.engine.execute(ControlRequest::Wake).await.unwrap();
     fixture.phase(Phase::Ready).await;
-    let asked: Vec<String> = served.asked.lock().iter().filter(|path| path.contains("wake") || path.contains("rpc")).cloned().collect();
-    assert_eq!(asked, ["/wake_up?tags=weights", "/collective_rpc", "/wake_up?tags=kv_cache"]);
+    let requests: Vec<String> =
+        served.requests.lock().iter().filter(|path| path.contains("wake") || path.contains("rpc")).cloned().collect();
+    assert_eq!(requests, ["/wake_up?tags=weights", "/collective_rpc", "/wake_up?tags=kv_cache"]);
     fixture.engine.stop().await;
 }
 
@@ -179,7 +180,7 @@ async fn an_engine_without_sleep_mode_is_not_put_to_sleep() {
     fixture.phase(Phase::Ready).await;
     let refused = fixture.engine.execute(ControlRequest::Sleep { level: 1 }).await.unwrap_err();
     assert_eq!(refused.to_string(), NO_SLEEP_ROUTE);
-    assert!(served.asked.lock().iter().all(|path| !path.contains("sleep")), "{:?}", served.asked.lock());
+    assert!(served.requests.lock().iter().all(|path| !path.contains("sleep")), "{:?}", served.requests.lock());
     fixture.engine.stop().await;
 }
 
@@ -224,7 +225,7 @@ async fn an_adapter_lost_in_a_restart_is_reported_until_forgotten() {
 async fn adapters_that_an_engine_already_has_are_not_loaded_twice() {
     let engine = Scripted::start(Box::new(|_| Some((200, String::new()))));
     let adapters = ["poet", "lost"].map(|name| LoraAdapter { name: name.to_owned(), path: format!("/{name}") });
-    let wanted = DesiredAdapters { adapters: adapters.into(), unloading: None };
-    wanted.restore(&engine.socket, &[card("{}")]).await;
-    assert_eq!(*engine.asked.lock(), ["/v1/load_lora_adapter"]);
+    let desired = DesiredAdapters { adapters: adapters.into(), unloading: None };
+    desired.restore(&engine.socket, &[card("{}")]).await;
+    assert_eq!(*engine.requests.lock(), ["/v1/load_lora_adapter"]);
 }

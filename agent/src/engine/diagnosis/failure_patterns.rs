@@ -228,18 +228,18 @@ pub(super) fn diagnose_output(ending: FinalLines<'_>, was_ready: bool) -> Option
 }
 
 fn match_patterns(ending: FinalLines<'_>, was_ready: bool) -> Option<Diagnosis> {
-    let told = || ending.messages().filter(|message| !is_traceback_line(message));
-    if let Some(message) = told().find(|message| GPU_MEMORY.iter().any(|words| message.contains(words))) {
+    let messages = || ending.messages().filter(|message| !is_traceback_line(message));
+    if let Some(message) = messages().find(|message| GPU_MEMORY.iter().any(|words| message.contains(words))) {
         let remedy = if was_ready { remedies::GPU_MEMORY_SERVING } else { remedies::GPU_MEMORY_AT_START };
         return Some(Diagnosis::new(FailureKind::GpuMemory, strip_library_prefix(message), remedy));
     }
     for words in FAILURE_PATTERNS {
-        if let Some(message) = told().find(|message| words.phrases.iter().any(|one| message.contains(one))) {
+        if let Some(message) = messages().find(|message| words.phrases.iter().any(|one| message.contains(one))) {
             return Some(Diagnosis::new(words.kind, strip_library_prefix(message), words.remedy));
         }
     }
     // The configuration's own checks print this, and no pattern above was more certain.
-    told().find_map(|message| message.trim_start().strip_prefix("Value error, ")).map(|text| {
+    messages().find_map(|message| message.trim_start().strip_prefix("Value error, ")).map(|text| {
         let text = text.split(" [type=").next().unwrap_or(text);
         Diagnosis::new(FailureKind::BadValue, text, remedies::BAD_VALUES)
     })
@@ -271,11 +271,11 @@ fn diagnose_arguments(message: &str) -> Option<Diagnosis> {
         return Some(Diagnosis::new(FailureKind::BadFlag, format!("vLLM refuses its command line: {error}"), remedies::BAD_FLAG));
     }
     let (_, rest) = message.split_once("User-specified max_model_len (")?;
-    let (asked, rest) = rest.split_once(')')?;
+    let (length, rest) = rest.split_once(')')?;
     let own = rest.split(['=', ',', ' ', ')']).filter_map(whole_number).find(|number| *number > 0);
     let cause = match own {
-        Some(own) => format!("--max-model-len {asked} is greater than what the model is made for, {own} (max_position_embeddings)"),
-        None => format!("--max-model-len {asked} is greater than what the model is made for"),
+        Some(own) => format!("--max-model-len {length} is greater than what the model is made for, {own} (max_position_embeddings)"),
+        None => format!("--max-model-len {length} is greater than what the model is made for"),
     };
     let limit = own.map_or_else(|| "less".to_owned(), |own| format!("{own} or less"));
     let remedy = format!("use --max-model-len {limit}, or VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 if the model can do more than it says");
@@ -322,8 +322,8 @@ fn diagnose_gpu_in_use(message: &str) -> Option<Diagnosis> {
     let (device, rest) = rest.split_once(" (")?;
     let (free, rest) = rest.split_once('/')?;
     let (all, rest) = rest.split_once(" GiB)")?;
-    let wanted = rest.split_once("utilization (").and_then(|(_, wanted)| wanted.split(',').next()).unwrap_or("its share");
-    let cause = format!("only {free} of {all} GiB are free on {device} and the engine wants {wanted} of it: somebody else uses this GPU");
+    let part = rest.split_once("utilization (").and_then(|(_, part)| part.split(',').next()).unwrap_or("its share");
+    let cause = format!("only {free} of {all} GiB are free on {device} and the engine wants {part} of it: somebody else uses this GPU");
     // Take a little less than the free share, because CUDA contexts need some, too.
     let share = free.parse::<f32>().ok()? / all.parse::<f32>().ok()? - 0.02;
     let remedy = if share > 0.1 {
@@ -336,8 +336,9 @@ fn diagnose_gpu_in_use(message: &str) -> Option<Diagnosis> {
 
 /// Process and signal in `Failed core proc(s): {'EngineCore_DP0': -9}`.
 pub(super) fn failed_process(lines: &[String]) -> Option<(&str, i32)> {
-    let said = lines.iter().rev().find_map(|line| message(line).split_once("Failed core proc(s): {")).map(|(_, processes)| processes)?;
-    let (name, code) = said.split_once('}').map_or(said, |(inside, _)| inside).split(',').next()?.split_once(':')?;
+    let processes =
+        lines.iter().rev().find_map(|line| message(line).split_once("Failed core proc(s): {")).map(|(_, processes)| processes)?;
+    let (name, code) = processes.split_once('}').map_or(processes, |(inside, _)| inside).split(',').next()?.split_once(':')?;
     let code: i32 = code.trim().parse().ok()?;
     (code < 0).then_some((name.trim().trim_matches('\''), -code))
 }

@@ -23,7 +23,7 @@ pub(in super::super) struct Watched {
     pub(in super::super) subject: MonitoredEngine,
     pub(in super::super) status: watch::Sender<EngineStatus>,
     pub(in super::super) samples: watch::Sender<Option<LoadSample>>,
-    pub(in super::super) wanted: watch::Sender<DesiredAdapters>,
+    pub(in super::super) desired: watch::Sender<DesiredAdapters>,
 }
 
 impl Watched {
@@ -48,7 +48,7 @@ impl Watched {
             front_end: FrontEndInUse::Python,
             missing_routes: [].into(),
         });
-        let (samples, wanted) = (watch::Sender::new(None), watch::Sender::new(DesiredAdapters::default()));
+        let (samples, desired) = (watch::Sender::new(None), watch::Sender::new(DesiredAdapters::default()));
         let subject = MonitoredEngine {
             socket: socket.to_owned(),
             traffic: Traffic::new(),
@@ -56,11 +56,11 @@ impl Watched {
             status: status.subscribe(),
             stall_timeout: Duration::from_secs(10),
             canary_interval: Duration::ZERO,
-            desired_adapters: wanted.subscribe(),
+            desired_adapters: desired.subscribe(),
             uses_gpus: true,
             may_sleep: false,
         };
-        Self { subject, status, samples, wanted }
+        Self { subject, status, samples, desired }
     }
 
     pub(in super::super) fn has_phase(&self, phase: Phase) {
@@ -114,13 +114,13 @@ async fn a_ready_engine_is_healthy_and_names_a_model() {
     let models = parse_models(MODELS.as_bytes()).unwrap();
     assert_eq!(next(&mut events).await, Some(HealthEvent::Ready(models)));
     watching.abort();
-    let asked = engine.asked.lock().clone();
-    assert_eq!(asked, ["/health", "/health", "/health", "/v1/models", "/metrics"]);
+    let requests = engine.requests.lock().clone();
+    assert_eq!(requests, ["/health", "/health", "/health", "/v1/models", "/metrics"]);
 }
 
 /// Events before readiness, and requested paths, of an engine whose front-end lacks the route
 /// `lacking`.
-async fn told_without(lacking: &'static str, front_end: FrontEndInUse) -> (Vec<HealthEvent>, Vec<String>) {
+async fn probe_without(lacking: &'static str, front_end: FrontEndInUse) -> (Vec<HealthEvent>, Vec<String>) {
     let engine = Scripted::start(Box::new(move |path| match path {
         "/health" => Some((200, String::new())),
         "/v1/models" => Some((200, MODELS.to_owned())),
@@ -132,39 +132,39 @@ async fn told_without(lacking: &'static str, front_end: FrontEndInUse) -> (Vec<H
     watched.status.send_modify(|status| status.front_end = front_end);
     let (sender, mut events) = mpsc::channel(8);
     let watching = tokio::spawn(watch(watched.subject, sender));
-    let mut told = Vec::new();
-    while !matches!(told.last(), Some(HealthEvent::Ready(_))) {
-        told.push(next(&mut events).await.unwrap());
+    let mut reported = Vec::new();
+    while !matches!(reported.last(), Some(HealthEvent::Ready(_))) {
+        reported.push(next(&mut events).await.unwrap());
     }
     watching.abort();
-    let asked = engine.asked.lock().clone();
-    (told, asked)
+    let requests = engine.requests.lock().clone();
+    (reported, requests)
 }
 
 #[tokio::test]
 async fn a_rust_front_end_without_tokenize_is_reported_before_readiness() {
-    let (told, _) = told_without("/tokenize", FrontEndInUse::Rust).await;
-    assert!(matches!(&told[1], HealthEvent::LacksRoute(reason) if reason.contains("no /tokenize")), "{told:?}");
-    let (told, _) = told_without("/metrics", FrontEndInUse::Rust).await;
-    assert!(matches!(&told[1], HealthEvent::LacksRoute(reason) if reason.contains("no /metrics")), "{told:?}");
-    let (told, asked) = told_without("/nothing", FrontEndInUse::Rust).await;
-    assert_eq!(told.len(), 3, "a route that wants POST is there: {told:?}");
-    assert!(asked.contains(&"/tokenize".to_owned()));
+    let (reported, _) = probe_without("/tokenize", FrontEndInUse::Rust).await;
+    assert!(matches!(&reported[1], HealthEvent::LacksRoute(reason) if reason.contains("no /tokenize")), "{reported:?}");
+    let (reported, _) = probe_without("/metrics", FrontEndInUse::Rust).await;
+    assert!(matches!(&reported[1], HealthEvent::LacksRoute(reason) if reason.contains("no /metrics")), "{reported:?}");
+    let (reported, requests) = probe_without("/nothing", FrontEndInUse::Rust).await;
+    assert_eq!(reported.len(), 3, "a route that wants POST is there: {reported:?}");
+    assert!(requests.contains(&"/tokenize".to_owned()));
 }
 
 #[tokio::test]
 async fn missing_client_routes_of_a_rust_front_end_are_reported() {
-    let (told, _) = told_without("/v1/messages", FrontEndInUse::Rust).await;
-    assert_eq!(told[1], HealthEvent::MissingRoutes(vec!["/v1/messages"]), "{told:?}");
-    let (told, asked) = told_without("/v1/messages", FrontEndInUse::Python).await;
-    assert!(told.len() == 2 && !asked.contains(&"/v1/messages".to_owned()), "{told:?} {asked:?}");
+    let (reported, _) = probe_without("/v1/messages", FrontEndInUse::Rust).await;
+    assert_eq!(reported[1], HealthEvent::MissingRoutes(vec!["/v1/messages"]), "{reported:?}");
+    let (reported, requests) = probe_without("/v1/messages", FrontEndInUse::Python).await;
+    assert!(reported.len() == 2 && !requests.contains(&"/v1/messages".to_owned()), "{reported:?} {requests:?}");
 }
 
 #[tokio::test]
 async fn a_python_front_end_is_not_asked_for_tokenize() {
-    let (told, asked) = told_without("/tokenize", FrontEndInUse::Python).await;
-    assert_eq!(told.len(), 2, "{told:?}");
-    assert!(!asked.contains(&"/tokenize".to_owned()));
+    let (reported, requests) = probe_without("/tokenize", FrontEndInUse::Python).await;
+    assert_eq!(reported.len(), 2, "{reported:?}");
+    assert!(!requests.contains(&"/tokenize".to_owned()));
 }
 
 #[test]
@@ -268,13 +268,13 @@ async fn models_are_read_again_right_after_an_adapter_order() {
         "/health" => Some((200, String::new())),
         _ => Some((200, MODELS.to_owned())),
     }));
-    let Watched { subject, wanted, status: _status, samples: _samples } = Watched::at(&engine.socket);
+    let Watched { subject, desired, status: _status, samples: _samples } = Watched::at(&engine.socket);
     let (sender, mut events) = mpsc::channel(8);
     let watching = tokio::spawn(watch(subject, sender));
     assert_eq!(next(&mut events).await, Some(HealthEvent::Loading));
     assert!(matches!(next(&mut events).await, Some(HealthEvent::Ready(models)) if models.len() == 2));
     let before = Instant::now();
-    wanted.send_modify(|wanted| wanted.unloading = Some("b".to_owned()));
+    desired.send_modify(|desired| desired.unloading = Some("b".to_owned()));
     assert!(matches!(next(&mut events).await, Some(HealthEvent::Models(models)) if models.len() == 1 && models[0].id == "a"));
     assert!(before.elapsed() < Duration::from_secs(1));
     watching.abort();

@@ -29,17 +29,17 @@ INFO:     Application startup complete.
 /// Reads a whole log as if its lines came a second apart.
 fn read(log: &str, expected: Option<Duration>) -> (Vec<StartupProgress>, LogFacts) {
     let mut reader = StartupLogParser::new(expected);
-    let told = (1..).zip(log.split('\n')).filter_map(|(second, line)| reader.parse_line(line, Duration::from_secs(second))).collect();
-    (told, reader.facts())
+    let reports = (1..).zip(log.split('\n')).filter_map(|(second, line)| reader.parse_line(line, Duration::from_secs(second))).collect();
+    (reports, reader.facts())
 }
 
-fn stages(told: &[StartupProgress]) -> Vec<(&str, u8)> {
-    told.iter().map(|progress| (progress.stage.as_str(), progress.percent)).collect()
+fn stages(reports: &[StartupProgress]) -> Vec<(&str, u8)> {
+    reports.iter().map(|progress| (progress.stage.as_str(), progress.percent)).collect()
 }
 
 #[test]
 fn a_recorded_start_passes_its_stages_in_order() {
-    let (told, facts) = read(EAGER, None);
+    let (reports, facts) = read(EAGER, None);
     let expected = [
         ("reading the model's configuration", 10),
         ("starting its processes", 18),
@@ -50,7 +50,7 @@ fn a_recorded_start_passes_its_stages_in_order() {
         ("starting its server", 95),
         ("beginning to answer", 98),
     ];
-    assert_eq!(stages(&told), expected);
+    assert_eq!(stages(&reports), expected);
     assert_eq!((facts.kv_tokens, facts.max_model_len, facts.eager), (Some(131_072), Some(4_096), true));
     assert_eq!((facts.weights_seconds, facts.prefix_caching), (Some(0.06), Some(true)));
     assert_eq!((facts.version.as_deref(), facts.address.as_deref()), (Some("0.32.0"), Some("unix:/run/hostler/s.sock")));
@@ -59,9 +59,9 @@ fn a_recorded_start_passes_its_stages_in_order() {
 
 #[test]
 fn a_compiling_start_is_reported_and_ends_the_others_wait() {
-    let (told, facts) = read(COMPILED, None);
-    assert!(told.is_sorted_by_key(|progress| progress.percent), "{told:?}");
-    assert!(stages(&told).contains(&("compiling the model", 62)), "{told:?}");
+    let (reports, facts) = read(COMPILED, None);
+    assert!(reports.is_sorted_by_key(|progress| progress.percent), "{reports:?}");
+    assert!(stages(&reports).contains(&("compiling the model", 62)), "{reports:?}");
     assert!(facts.compiled && !facts.eager);
     let until = |sign: &str| COMPILED.split_inclusive('\n').take_while(|line| !line.contains(sign)).collect::<String>();
     assert!(!read(&until("saved AOT compiled function"), None).1.compiled);
@@ -79,14 +79,14 @@ fn a_model_compiled_before_counts_as_warmed_up() {
 
 #[test]
 fn a_gpu_start_reports_weights_compilation_graphs_and_memory() {
-    let (told, facts) = read(GPU, None);
-    let stages = stages(&told);
+    let (reports, facts) = read(GPU, None);
+    let stages = stages(&reports);
     for expected in [("loading weights", 37), ("compiling the model", 62), ("measuring memory", 75), ("capturing CUDA graphs", 87)] {
         assert!(stages.contains(&expected), "{expected:?} in {stages:?}");
     }
     // The second bar starts again; the whole progress does not.
     assert!(stages.is_sorted_by_key(|(_, percent)| *percent), "{stages:?}");
-    let told = LogFacts {
+    let logged_facts = LogFacts {
         kv_tokens: Some(371_536),
         weights_seconds: Some(40.21),
         weights_gib: Some(14.99),
@@ -97,7 +97,7 @@ fn a_gpu_start_reports_weights_compilation_graphs_and_memory() {
         address: Some("unix:/run/s.sock".to_owned()),
         ..LogFacts::default()
     };
-    assert_eq!(facts, told);
+    assert_eq!(facts, logged_facts);
 }
 
 #[test]

@@ -619,7 +619,7 @@ struct World {
     leader: bool,
     group: bool,
     killed: bool,
-    asked: bool,
+    stop_requested: bool,
     /// The engine waits for its start permit.
     queued: bool,
     /// The last request keeps the engine down until it is released.
@@ -660,7 +660,7 @@ impl World {
             }
             SupervisorAction::Terminate => {
                 assert!(self.leader, "SIGTERM to a process that is gone");
-                self.asked = true;
+                self.stop_requested = true;
             }
             SupervisorAction::KillGroup => self.killed = true,
             SupervisorAction::RequestStart => {
@@ -693,11 +693,11 @@ proptest! {
             if !world.can_happen(event) {
                 continue;
             }
-            let unasked_exit = event == EngineEvent::Exited && !world.asked && !world.killed;
+            let unasked_exit = event == EngineEvent::Exited && !world.stop_requested && !world.killed;
             world.happen(event);
             let actions = machine.handle(event, now);
-            let told = actions.contains(&SupervisorAction::ReportCrash) || actions.contains(&SupervisorAction::FallBack);
-            prop_assert_eq!(unasked_exit, event == EngineEvent::Exited && told);
+            let reported = actions.contains(&SupervisorAction::ReportCrash) || actions.contains(&SupervisorAction::FallBack);
+            prop_assert_eq!(unasked_exit, event == EngineEvent::Exited && reported);
             for action in actions {
                 world.carry_out(action);
             }

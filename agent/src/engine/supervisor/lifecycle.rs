@@ -151,14 +151,14 @@ impl Supervisor {
 
     pub(super) fn begin_life(&self, notices: KeeperNotices, epoch: u64) -> EngineLife {
         let (health_events_out, health_events) = mpsc::channel(EVENT_QUEUE_LEN);
-        let (told_out, told) = mpsc::channel(EVENT_QUEUE_LEN);
+        let (keeper_sender, keeper_receiver) = mpsc::channel(EVENT_QUEUE_LEN);
         let (startup_log_out, startup_log) = watch::channel(StartupLog::default());
         let reader = Arc::new(Mutex::new(StartupLogParser::new(self.last_start_duration)));
         let (spec, spawned) = (&self.deps.spec, Instant::now());
         let gave_up_at = Arc::<OnceLock<Instant>>::default();
         let follower = KeeperReader {
             log: self.deps.log.clone(),
-            keeper_events: told_out,
+            keeper_events: keeper_sender,
             health_events: health_events_out.clone(),
             startup_log: startup_log_out,
             log_parser: Arc::clone(&reader),
@@ -186,7 +186,7 @@ impl Supervisor {
             ready_in: None,
             is_adopted: false,
             was_found_asleep: false,
-            keeper_events: told,
+            keeper_events: keeper_receiver,
             health_events,
             startup_log,
             log_parser: reader,

@@ -229,7 +229,7 @@ async fn a_test_completion_decides_where_the_core_has_no_work() {
         let limit = if answer == Some(404) { 61 * S } else { 16 * S };
         let reason = within(&watched, limit).await;
         assert_eq!(reason.as_deref().and_then(|reason| reason.split_once(": ")).map(|(_, why)| why), expected, "{answer:?}");
-        assert_eq!(engine.asked.lock().first().map(String::as_str), Some("/v1/completions"));
+        assert_eq!(engine.requests.lock().first().map(String::as_str), Some("/v1/completions"));
         assert!(answer != Some(404) || within(&watched, 40 * S).await.is_none(), "it would have had less time");
     }
 }

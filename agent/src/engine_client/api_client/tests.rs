@@ -20,7 +20,7 @@ pub(crate) type Script = dyn FnMut(&str) -> Option<(u16, String)> + Send;
 /// An engine that answers by a script, with one thread per connection, until dropped.
 pub(crate) struct Scripted {
     pub(crate) socket: PathBuf,
-    pub(crate) asked: Arc<Mutex<Vec<String>>>,
+    pub(crate) requests: Arc<Mutex<Vec<String>>>,
     _directory: Option<tempfile::TempDir>,
     _server: AbortOnDropHandle<()>,
 }
@@ -36,19 +36,19 @@ impl Scripted {
     /// Answers at a socket in a directory that the caller owns.
     pub(crate) fn at(socket: &Path, script: Box<Script>) -> Self {
         let listener = UnixListener::bind(socket).unwrap();
-        let asked = Arc::new(Mutex::new(Vec::new()));
+        let requests = Arc::new(Mutex::new(Vec::new()));
         let script = Arc::new(Mutex::new(script));
-        let paths = Arc::clone(&asked);
+        let paths = Arc::clone(&requests);
         let server = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 tokio::spawn(talk(stream, Arc::clone(&script), Arc::clone(&paths)));
             }
         });
-        Self { socket: socket.to_owned(), asked, _directory: None, _server: AbortOnDropHandle::new(server) }
+        Self { socket: socket.to_owned(), requests, _directory: None, _server: AbortOnDropHandle::new(server) }
     }
 }
 
-async fn talk(mut stream: UnixStream, script: Arc<Mutex<Box<Script>>>, asked: Arc<Mutex<Vec<String>>>) {
+async fn talk(mut stream: UnixStream, script: Arc<Mutex<Box<Script>>>, requests: Arc<Mutex<Vec<String>>>) {
     let mut received = Vec::new();
     loop {
         while !is_whole(&received) {
@@ -59,7 +59,7 @@ async fn talk(mut stream: UnixStream, script: Arc<Mutex<Box<Script>>>, asked: Ar
         let request = String::from_utf8(std::mem::take(&mut received)).unwrap();
         let path = request.split(' ').nth(1).unwrap().to_owned();
         let answer = (script.lock())(&path);
-        asked.lock().push(path);
+        requests.lock().push(path);
         let Some((status, body)) = answer else {
             return std::future::pending().await;
         };

@@ -11,9 +11,12 @@ fn occupant(pid: u32, who: Option<(&str, &str)>, gib: Option<u64>) -> GpuOccupan
 #[test]
 fn a_process_occupying_a_gpu_is_named_with_its_owner() {
     let gpu = Gpu { index: 3, uuid: "GPU-aa".to_owned(), ..Gpu::default() };
-    let told = in_use_obstacle(&gpu, &[occupant(1234, Some(("python", "ada")), Some(61))], 19 << 30, 73 << 30);
-    assert_eq!(told.cause, "GPU 3 is in use by process 1234 (python, user ada, 61.0 GiB): 19.0 GiB are free and the engine takes 73.0 GiB");
-    assert!(told.in_use && told.remedy.starts_with("end it, give"), "{told:?}");
+    let obstacle = in_use_obstacle(&gpu, &[occupant(1234, Some(("python", "ada")), Some(61))], 19 << 30, 73 << 30);
+    assert_eq!(
+        obstacle.cause,
+        "GPU 3 is in use by process 1234 (python, user ada, 61.0 GiB): 19.0 GiB are free and the engine takes 73.0 GiB"
+    );
+    assert!(obstacle.in_use && obstacle.remedy.starts_with("end it, give"), "{obstacle:?}");
 
     let hidden = in_use_obstacle(&gpu, &[occupant(7, None, None)], 1, 2);
     assert!(hidden.cause.contains("process 7 (not visible from here"), "{hidden:?}");
@@ -24,9 +27,9 @@ fn a_process_occupying_a_gpu_is_named_with_its_owner() {
 
     let slice = Gpu { uuid: "MIG-11".to_owned(), slice: Some(MigSlice::default()), ..gpu };
     let many: Vec<GpuOccupant> = (0..6).map(|pid| occupant(pid, Some(("python", "ada")), None)).collect();
-    let told = in_use_obstacle(&slice, &many, 1, 2);
-    assert!(told.cause.starts_with("the slice MIG-11 of GPU 3 is in use by process 0 (python, user ada),"), "{told:?}");
-    assert!(told.cause.contains("and 2 more: ") && told.remedy.starts_with("end them,"), "{told:?}");
+    let obstacle = in_use_obstacle(&slice, &many, 1, 2);
+    assert!(obstacle.cause.starts_with("the slice MIG-11 of GPU 3 is in use by process 0 (python, user ada),"), "{obstacle:?}");
+    assert!(obstacle.cause.contains("and 2 more: ") && obstacle.remedy.starts_with("end them,"), "{obstacle:?}");
 }
 
 #[test]

@@ -15,7 +15,7 @@ fn setup(arguments: &[&str]) -> EnginePlanSetup {
 }
 
 /// A request in words: model, GPUs, NVLink domain, `--tp`, `--replicas`, engine arguments.
-struct Asked<'a> {
+struct Case<'a> {
     model: &'a str,
     gpus: &'a str,
     nvlink: u32,
@@ -24,28 +24,28 @@ struct Asked<'a> {
     arguments: &'a [&'a str],
 }
 
-const PLAIN: Asked<'_> = Asked { model: "", gpus: "", nvlink: 0, tp: 0, replicas: 0, arguments: &[] };
+const PLAIN: Case<'_> = Case { model: "", gpus: "", nvlink: 0, tp: 0, replicas: 0, arguments: &[] };
 
-fn answer(asked: &Asked<'_>) -> Result<GpuLayout, PlanError> {
-    let described = parse_gpus(asked.gpus, asked.nvlink).unwrap();
-    let model = match asked.model {
+fn answer(case: &Case<'_>) -> Result<GpuLayout, PlanError> {
+    let described = parse_gpus(case.gpus, case.nvlink).unwrap();
+    let model = match case.model {
         "" => ModelInfo::Unknown { because: "nobody knows".to_owned() },
-        name => ModelInfo::Known(Box::new(fixture(name, asked.arguments))),
+        name => ModelInfo::Known(Box::new(fixture(name, case.arguments))),
     };
-    let setup = setup(asked.arguments);
+    let setup = setup(case.arguments);
     plan_layout(&LayoutRequest {
         model: &model,
         gpus: &described.gpus,
         links: &described.links,
-        tp: asked.tp,
-        replicas: asked.replicas,
+        tp: case.tp,
+        replicas: case.replicas,
         setup: &setup,
     })
 }
 
 /// Layout in the form `2 x TP4 short pcie +1`, or the error.
-fn told(asked: &Asked<'_>) -> String {
-    match answer(asked) {
+fn summary(case: &Case<'_>) -> String {
+    match answer(case) {
         Ok(layout) => {
             let share = |share: &GpuGroupLayout| {
                 let short = if share.is_context_shortened { " short" } else { "" };
@@ -89,49 +89,49 @@ fn a_model_gets_as_many_smallest_replicas_as_fit() {
         ("llama-3.1-70b", "4x80,2x24", 4, "1 x TP4 +2"),
     ];
     for (model, gpus, nvlink, expected) in table {
-        assert_eq!(told(&Asked { model, gpus, nvlink, ..PLAIN }), expected, "{model} on {gpus}, NVLink {nvlink}");
+        assert_eq!(summary(&Case { model, gpus, nvlink, ..PLAIN }), expected, "{model} on {gpus}, NVLink {nvlink}");
     }
 }
 
 #[test]
 fn a_mig_slice_holds_a_whole_replica_or_none() {
-    assert_eq!(told(&Asked { model: "gemma-2b", gpus: "7x1g.10gb", ..PLAIN }), "7 x TP1");
-    assert_eq!(told(&Asked { model: "llama-3.1-8b", gpus: "2x3g.40gb", ..PLAIN }), "2 x TP1");
-    assert_eq!(told(&Asked { model: "llama-3.1-8b", gpus: "2x3g.40gb,1x1g.10gb", ..PLAIN }), "2 x TP1 +1");
-    let small = told(&Asked { model: "llama-3.1-8b", gpus: "7x1g.10gb", ..PLAIN });
+    assert_eq!(summary(&Case { model: "gemma-2b", gpus: "7x1g.10gb", ..PLAIN }), "7 x TP1");
+    assert_eq!(summary(&Case { model: "llama-3.1-8b", gpus: "2x3g.40gb", ..PLAIN }), "2 x TP1");
+    assert_eq!(summary(&Case { model: "llama-3.1-8b", gpus: "2x3g.40gb,1x1g.10gb", ..PLAIN }), "2 x TP1 +1");
+    let small = summary(&Case { model: "llama-3.1-8b", gpus: "7x1g.10gb", ..PLAIN });
     assert!(small.starts_with("the model does not fit 7 MIG slices of 9.5 GiB"), "{small}");
     assert!(!small.contains("--tp"), "{small}");
-    let together = told(&Asked { model: "gemma-2b", gpus: "2x3g.40gb", tp: 2, ..PLAIN });
+    let together = summary(&Case { model: "gemma-2b", gpus: "2x3g.40gb", tp: 2, ..PLAIN });
     assert!(together.starts_with("--tp 2 cannot be: the GPUs are MIG slices"), "{together}");
 }
 
 #[test]
 fn a_model_that_does_not_fit_is_refused_with_arithmetic() {
-    insta::assert_snapshot!(told(&Asked { model: "qwen2.5-32b", gpus: "2x40", nvlink: 2, ..PLAIN }));
-    insta::assert_snapshot!(told(&Asked { model: "llama-3.1-70b", gpus: "2x80", nvlink: 2, ..PLAIN }));
-    insta::assert_snapshot!(told(&Asked { model: "llama-3.1-70b", gpus: "1x24", ..PLAIN }));
-    insta::assert_snapshot!(told(&Asked { model: "deepseek-v3", gpus: "8x80", nvlink: 8, ..PLAIN }));
-    insta::assert_snapshot!(told(&Asked { model: "llama-3.1-8b", gpus: "7x1g.10gb", ..PLAIN }));
+    insta::assert_snapshot!(summary(&Case { model: "qwen2.5-32b", gpus: "2x40", nvlink: 2, ..PLAIN }));
+    insta::assert_snapshot!(summary(&Case { model: "llama-3.1-70b", gpus: "2x80", nvlink: 2, ..PLAIN }));
+    insta::assert_snapshot!(summary(&Case { model: "llama-3.1-70b", gpus: "1x24", ..PLAIN }));
+    insta::assert_snapshot!(summary(&Case { model: "deepseek-v3", gpus: "8x80", nvlink: 8, ..PLAIN }));
+    insta::assert_snapshot!(summary(&Case { model: "llama-3.1-8b", gpus: "7x1g.10gb", ..PLAIN }));
 }
 
 #[test]
 fn the_users_layout_is_used_unless_it_cannot_fit() {
-    let asked = |model: &'static str, gpus: &'static str, tp, replicas, arguments: &'static [&'static str]| {
-        told(&Asked { model, gpus, nvlink: 8, tp, replicas, arguments })
+    let summarize = |model: &'static str, gpus: &'static str, tp, replicas, arguments: &'static [&'static str]| {
+        summary(&Case { model, gpus, nvlink: 8, tp, replicas, arguments })
     };
-    assert_eq!(asked("gemma-2b", "4x24", 2, 0, &[]), "2 x TP2");
-    assert_eq!(asked("gemma-2b", "4x24", 0, 3, &[]), "3 x TP1 +1");
-    assert_eq!(asked("gemma-2b", "4x24", 1, 2, &[]), "2 x TP1 +2");
+    assert_eq!(summarize("gemma-2b", "4x24", 2, 0, &[]), "2 x TP2");
+    assert_eq!(summarize("gemma-2b", "4x24", 0, 3, &[]), "3 x TP1 +1");
+    assert_eq!(summarize("gemma-2b", "4x24", 1, 2, &[]), "2 x TP1 +2");
     // The cache size is an estimate, so a small cache is the user's own choice; weights are not.
-    assert_eq!(asked("qwen2.5-32b", "2x40", 2, 0, &[]), "1 x TP2");
-    assert!(asked("llama-3.1-70b", "4x80", 1, 0, &[]).starts_with("the model does not fit"));
-    assert_eq!(asked("llama-3.1-8b", "2x24", 0, 0, &["--max-model-len", "8192"]), "2 x TP1");
-    assert_eq!(asked("llama-3.1-8b", "2x24", 1, 0, &[]), "2 x TP1 short");
+    assert_eq!(summarize("qwen2.5-32b", "2x40", 2, 0, &[]), "1 x TP2");
+    assert!(summarize("llama-3.1-70b", "4x80", 1, 0, &[]).starts_with("the model does not fit"));
+    assert_eq!(summarize("llama-3.1-8b", "2x24", 0, 0, &["--max-model-len", "8192"]), "2 x TP1");
+    assert_eq!(summarize("llama-3.1-8b", "2x24", 1, 0, &[]), "2 x TP1 short");
     let table = [
-        (asked("gemma-2b", "4x24", 3, 0, &[]), "possible are 1, 2, 4, 8"),
-        (asked("gemma-2b", "4x24", 0, 5, &[]), "5 replicas were asked for, but the number of GPUs is 4: use --replicas 4 or fewer"),
-        (asked("llama-3.1-70b", "4x80", 0, 2, &[]), "of which a replica takes 4 that reach each other: use --replicas 1 or fewer"),
-        (asked("gemma-2b", "4x24", 8, 0, &[]), "of which a replica takes 8 that reach each other: use a smaller --tp"),
+        (summarize("gemma-2b", "4x24", 3, 0, &[]), "possible are 1, 2, 4, 8"),
+        (summarize("gemma-2b", "4x24", 0, 5, &[]), "5 replicas were asked for, but the number of GPUs is 4: use --replicas 4 or fewer"),
+        (summarize("llama-3.1-70b", "4x80", 0, 2, &[]), "of which a replica takes 4 that reach each other: use --replicas 1 or fewer"),
+        (summarize("gemma-2b", "4x24", 8, 0, &[]), "of which a replica takes 8 that reach each other: use a smaller --tp"),
     ];
     for (got, part) in table {
         assert!(got.contains(part), "{got}");
@@ -140,14 +140,14 @@ fn the_users_layout_is_used_unless_it_cannot_fit() {
 
 #[test]
 fn the_users_own_context_is_never_shortened() {
-    let text = told(&Asked { model: "llama-3.1-8b", gpus: "1x24", arguments: &["--max-model-len", "128k"], ..PLAIN });
+    let text = summary(&Case { model: "llama-3.1-8b", gpus: "1x24", arguments: &["--max-model-len", "128k"], ..PLAIN });
     assert!(text.contains("tokens of a context of 128000"), "{text}");
 }
 
 #[test]
 fn an_unknown_model_gets_one_gpu_for_each_replica() {
-    assert_eq!(told(&Asked { gpus: "4x80", ..PLAIN }), "4 x TP1");
-    assert_eq!(told(&Asked { gpus: "4x80", tp: 2, nvlink: 4, ..PLAIN }), "2 x TP2");
+    assert_eq!(summary(&Case { gpus: "4x80", ..PLAIN }), "4 x TP1");
+    assert_eq!(summary(&Case { gpus: "4x80", tp: 2, nvlink: 4, ..PLAIN }), "2 x TP2");
     let mut described = parse_gpus("2x80", 0).unwrap();
     described.gpus.iter_mut().for_each(|gpu| gpu.memory_bytes = 0);
     let model = ModelInfo::Known(Box::new(fixture("llama-3.1-70b", &[])));
@@ -159,7 +159,7 @@ fn an_unknown_model_gets_one_gpu_for_each_replica() {
 #[test]
 fn a_smaller_cache_format_holds_more_tokens() {
     let tokens = |arguments: &'static [&'static str]| {
-        let layout = answer(&Asked { model: "llama-3.1-8b", gpus: "1x80", arguments, ..PLAIN }).unwrap();
+        let layout = answer(&Case { model: "llama-3.1-8b", gpus: "1x80", arguments, ..PLAIN }).unwrap();
         layout.shares[0].memory.as_ref().unwrap().tokens_in(131_072).unwrap()
     };
     let (plain, half) = (tokens(&[]), tokens(&["--kv-cache-dtype", "fp8"]));
@@ -177,8 +177,8 @@ proptest! {
     ) {
         let gpus = kinds.iter().map(|(number, gib)| format!("{number}x{gib}")).collect::<Vec<_>>().join(",");
         let described = parse_gpus(&gpus, nvlink).unwrap();
-        let asked = Asked { model, gpus: &gpus, nvlink, tp, replicas, arguments: &[] };
-        if let Ok(layout) = answer(&asked) {
+        let case = Case { model, gpus: &gpus, nvlink, tp, replicas, arguments: &[] };
+        if let Ok(layout) = answer(&case) {
             let mut used: Vec<String> = layout.shares.iter().flat_map(|share| share.replicas.iter().flatten()).map(|gpu| gpu.uuid.clone()).collect();
             used.extend(layout.spare.iter().map(|spare| spare.gpu.uuid.clone()));
             used.sort();
@@ -205,9 +205,9 @@ proptest! {
 
 #[test]
 fn weights_offloaded_by_the_user_take_no_gpu_memory() {
-    let asked = Asked { model: "qwen2.5-32b", gpus: "1x40", ..PLAIN };
-    assert!(matches!(answer(&asked), Err(PlanError::DoesNotFit(_))));
-    let layout = answer(&Asked { arguments: &["--cpu_offload_gb=40"], ..asked }).unwrap();
+    let case = Case { model: "qwen2.5-32b", gpus: "1x40", ..PLAIN };
+    assert!(matches!(answer(&case), Err(PlanError::DoesNotFit(_))));
+    let layout = answer(&Case { arguments: &["--cpu_offload_gb=40"], ..case }).unwrap();
     let memory = layout.shares[0].memory.as_ref().unwrap();
     assert_eq!(memory.weights >> 30, 21);
 }

@@ -37,7 +37,7 @@ fn did(processes: Processes<'_>) -> ProcessActivity {
 fn an_engine_computes_when_core_or_front_end_is_busy() {
     use ProcessActivity::{Computing, Idle, Unknown};
     let (core, worker) = ("VLLM::EngineCor", "VLLM::Worker_TP");
-    let cases: [(Processes<'_>, ProcessActivity); 12] = [
+    let cases: [(Processes<'_>, ProcessActivity); 13] = [
         (&[], Unknown),
         (&[(LEADER, "vllm", 0.0), (11, core, 0.4)], Idle),
         (&[(LEADER, "vllm", 0.0), (11, core, 0.6)], Computing),
@@ -48,6 +48,8 @@ fn an_engine_computes_when_core_or_front_end_is_busy() {
         (&[(LEADER, "vllm", 0.0), (11, core, 0.1), (12, worker, 0.0)], Idle),
         // A resource tracker or a shell does not count as the core if there is one.
         (&[(LEADER, "vllm", 0.0), (11, core, 0.1), (12, "python3", 1.0)], Idle),
+        // A compiler on a busy host.
+        (&[(LEADER, "vllm", 0.0), (11, core, 0.1), (12, "cc1plus", 0.6)], Computing),
         // Without such names, all processes but the first count, or the first one alone.
         (&[(LEADER, "keeper", 1.0), (11, "hostler", 0.1)], Idle),
         (&[(LEADER, "keeper", 0.0), (11, "hostler", 1.0)], Computing),

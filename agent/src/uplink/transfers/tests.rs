@@ -28,8 +28,8 @@ fn caches(logs: &[&Arc<CacheLog>]) -> CacheTransfers {
 }
 
 /// Everything that is due.
-fn drain(caches: &mut CacheTransfers, told: impl Fn(usize) -> u64) -> Vec<wire::CacheReport> {
-    std::iter::from_fn(|| caches.next(&told)).collect()
+fn drain(caches: &mut CacheTransfers, reported_epoch: impl Fn(usize) -> u64) -> Vec<wire::CacheReport> {
+    std::iter::from_fn(|| caches.next(&reported_epoch)).collect()
 }
 
 fn mark(caches: &mut CacheTransfers) {

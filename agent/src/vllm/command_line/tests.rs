@@ -216,34 +216,34 @@ fn a_variable_turns_the_rust_front_end_on() {
 
 #[test]
 fn missing_cache_events_have_a_reason() {
-    let told = |version, config: &AgentConfig| {
+    let sockets_or_reason = |version, config: &AgentConfig| {
         let (engine, replica) = (vllm(), on_cpu());
         let launch = LaunchContext { version, ..launch(&engine, &replica, config) };
-        let asked = shown(&command_line(&launch).unwrap()).contains("enable_kv_cache_events");
+        let enabled = shown(&command_line(&launch).unwrap()).contains("enable_kv_cache_events");
         match cache_source(&launch) {
             KvEventSource::Sockets { live, replay } => {
-                assert!(asked);
+                assert!(enabled);
                 format!("{} {}", live.display(), replay.display())
             }
             KvEventSource::Nothing { because } => {
-                assert!(!asked);
+                assert!(!enabled);
                 because
             }
         }
     };
     let new = Some(VllmVersion::new(0, 32));
-    assert_eq!(told(new, &config(&[])), "/run/h/ab/e1/kv.sock /run/h/ab/e1/replay.sock");
-    assert_eq!(told(new, &config(&["--enable-prefix-caching"])), "/run/h/ab/e1/kv.sock /run/h/ab/e1/replay.sock");
-    assert!(told(None, &config(&[])).contains("version of vLLM is unknown"));
-    assert!(told(Some(VllmVersion::new(0, 10)), &config(&[])).starts_with("vLLM 0.10.0 has no cache events"));
-    assert!(told(new, &AgentConfig { kv_events: false, ..config(&[]) }).contains("agent.kv_events"));
+    assert_eq!(sockets_or_reason(new, &config(&[])), "/run/h/ab/e1/kv.sock /run/h/ab/e1/replay.sock");
+    assert_eq!(sockets_or_reason(new, &config(&["--enable-prefix-caching"])), "/run/h/ab/e1/kv.sock /run/h/ab/e1/replay.sock");
+    assert!(sockets_or_reason(None, &config(&[])).contains("version of vLLM is unknown"));
+    assert!(sockets_or_reason(Some(VllmVersion::new(0, 10)), &config(&[])).starts_with("vLLM 0.10.0 has no cache events"));
+    assert!(sockets_or_reason(new, &AgentConfig { kv_events: false, ..config(&[]) }).contains("agent.kv_events"));
     for (given, because) in [
         ("--kv-events-config={}", "--kv-events-config of their own"),
         ("--kv_events_config", "--kv-events-config of their own"),
         ("--no-enable-prefix-caching", "keeps no cache"),
         ("--no_enable_prefix_caching", "keeps no cache"),
     ] {
-        assert!(told(new, &config(&[given])).contains(because), "{given}");
+        assert!(sockets_or_reason(new, &config(&[given])).contains(because), "{given}");
     }
 }
 

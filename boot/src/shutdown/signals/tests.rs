@@ -60,14 +60,14 @@ fn any_signals_begin_one_drain_and_shorten_it_once() {
             })
             .take(5)
             .collect();
-            let told = effects(source, &signals);
-            assert!(matches!(told[0], Drain | Hurry), "{source:?} {signals:?}");
-            assert!(told.iter().filter(|effect| **effect == Drain).count() <= 1, "{source:?} {signals:?}");
+            let effects_seen = effects(source, &signals);
+            assert!(matches!(effects_seen[0], Drain | Hurry), "{source:?} {signals:?}");
+            assert!(effects_seen.iter().filter(|effect| **effect == Drain).count() <= 1, "{source:?} {signals:?}");
             let hurried = usize::from(source == SignalSource::Scheduler && signals.contains(&Terminate));
             // A process that has stopped receives no more signals.
-            let before_stop = told.iter().position(|effect| *effect == Stop).unwrap_or(told.len());
+            let before_stop = effects_seen.iter().position(|effect| *effect == Stop).unwrap_or(effects_seen.len());
             let expected = hurried.min(signals[..before_stop].iter().filter(|signal| **signal == Terminate).count());
-            assert_eq!(told[..before_stop].iter().filter(|effect| **effect == Hurry).count(), expected, "{source:?} {signals:?}");
+            assert_eq!(effects_seen[..before_stop].iter().filter(|effect| **effect == Hurry).count(), expected, "{source:?} {signals:?}");
         }
     }
 }

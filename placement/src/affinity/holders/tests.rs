@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn seats_of(holders: Holders, masks: &Masks, among: &[u64]) -> Vec<u32> {
+fn slots_of(holders: Holders, masks: &Masks, among: &[u64]) -> Vec<u32> {
     let mut out = vec![u64::MAX; among.len()];
     holders.intersect(masks, among, &mut out);
     set_bits(&out).collect()
@@ -19,7 +19,7 @@ fn a_mask_is_needed_from_the_fourth_slot_on() {
     assert_eq!(masks.bytes(), 0);
     assert!(holders.insert(ReplicaSlot(7), &mut masks));
     assert!(masks.bytes() > 0);
-    assert_eq!(seats_of(holders, &masks, &[u64::MAX; 2]), [0, 7, 70], "nobody asked about the last slot");
+    assert_eq!(slots_of(holders, &masks, &[u64::MAX; 2]), [0, 7, 70], "nobody asked about the last slot");
 }
 
 #[test]
@@ -52,9 +52,9 @@ proptest! {
             }
             for (holders, model) in &blocks {
                 prop_assert_eq!(holders.is_empty(), model.is_empty());
-                prop_assert_eq!(seats_of(*holders, &masks, &[u64::MAX; 8]), model.iter().copied().collect::<Vec<_>>());
+                prop_assert_eq!(slots_of(*holders, &masks, &[u64::MAX; 8]), model.iter().copied().collect::<Vec<_>>());
                 let low: Vec<u32> = model.iter().copied().filter(|slot| *slot < 64 && slot % 2 == 0).collect();
-                prop_assert_eq!(seats_of(*holders, &masks, &[0x5555_5555_5555_5555]), low);
+                prop_assert_eq!(slots_of(*holders, &masks, &[0x5555_5555_5555_5555]), low);
             }
         }
     }

@@ -7,7 +7,7 @@ fn caller(key: &str, tenant: &str) -> Caller {
     Caller { key: key.into(), limits: Arc::new(limits), ..Caller::anonymous(tenant.into()) }
 }
 
-fn asked(prompt_tokens: u64) -> UsageEstimate {
+fn estimate(prompt_tokens: u64) -> UsageEstimate {
     UsageEstimate { prompt_tokens, output_tokens: 50, ..UsageEstimate::default() }
 }
 
@@ -27,15 +27,15 @@ fn used(prompt_tokens: Option<u64>, output_tokens: OutputTokens) -> ActualUsage 
 #[tokio::test(start_paused = true)]
 async fn keys_of_a_tenant_are_counted_together() {
     let admission = Admission::new(10);
-    let admit = |key, tenant| admission.admit(&caller(key, tenant), asked(7)).unwrap();
-    let _permits = (admit("k1", "team"), admit("k2", "team"), admit("k3", ""), admission.admit(&Caller::anonymous("".into()), asked(7)));
+    let admit = |key, tenant| admission.admit(&caller(key, tenant), estimate(7)).unwrap();
+    let _permits = (admit("k1", "team"), admit("k2", "team"), admit("k3", ""), admission.admit(&Caller::anonymous("".into()), estimate(7)));
     assert_eq!(counted(&admission), [("k3".to_owned(), [1, 1, 0, 0, 0]), ("team".to_owned(), [2, 2, 0, 0, 0])]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn tokens_are_counted_when_a_request_has_ended() {
     let admission = Admission::new(10);
-    let admit = || admission.admit(&caller("k", ""), asked(7)).unwrap();
+    let admit = || admission.admit(&caller("k", ""), estimate(7)).unwrap();
     let mut reported = admit();
     reported.reconcile_usage(used(Some(9), OutputTokens::Exact(20)));
     assert_eq!(counted(&admission)[0].1, [1, 1, 0, 0, 0]);
@@ -56,7 +56,7 @@ async fn tokens_are_counted_when_a_request_has_ended() {
 #[tokio::test(start_paused = true)]
 async fn a_refusal_is_counted_by_the_limit_that_it_hit() {
     let admission = Admission::new(10);
-    let admit = || admission.admit(&caller("k", "team"), asked(7));
+    let admit = || admission.admit(&caller("k", "team"), estimate(7));
     let _permits = (admit().unwrap(), admit().unwrap());
     assert_eq!(admit().unwrap_err().limit, LimitKind::InFlight);
     let (_, counts) = admission.tenant_counts().remove(0);
@@ -68,7 +68,7 @@ async fn a_refusal_is_counted_by_the_limit_that_it_hit() {
 async fn tenants_beyond_the_bound_are_counted_as_one() {
     let admission = Admission::new(10);
     for number in 0..MAX_TENANTS + 3 {
-        admission.admit(&caller("k", &format!("t{number:03}")), asked(7)).unwrap();
+        admission.admit(&caller("k", &format!("t{number:03}")), estimate(7)).unwrap();
     }
     let counts = counted(&admission);
     assert_eq!(counts.len(), MAX_TENANTS + 1);

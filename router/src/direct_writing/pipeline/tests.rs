@@ -55,10 +55,10 @@ async fn no_bytes_are_written_after_a_failure() {
 async fn unrequested_tokens_are_removed_from_direct_writes() {
     let (flow, mut client) = stream().await;
     flow.lock().token_record = Some(Box::new(TokenRecord::new(StreamApi::Chat, &RecordMemory::default())));
-    let asked = [role("[1,2]"), content("Hey", "[7]"), content("lo", "[8,9]")];
+    let with_ids = [role("[1,2]"), content("Hey", "[7]"), content("lo", "[8,9]")];
     let plain = [role("null"), content("Hey", "null"), content("lo", "null")];
     let mut expected = String::new();
-    for (event, plain) in asked.iter().zip(&plain) {
+    for (event, plain) in with_ids.iter().zip(&plain) {
         // An event may come in two pieces.
         let (one, other) = event.split_at(if event.contains("lo\"") { 100 } else { 0 });
         assert!(matches!(flow.consume(one.to_owned().into()), ConsumeOutcome::Consumed));

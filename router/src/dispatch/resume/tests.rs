@@ -143,14 +143,14 @@ fn started(launch: EngineLaunch) -> ReplicaStatus {
 
 /// Reads an answer to its end.
 async fn read(mut relay: Box<Relay>) -> (String, Result<(), String>) {
-    let mut told = String::new();
+    let mut output = String::new();
     while let Some(frame) = relay.frame().await {
         match frame {
-            Ok(frame) => told.push_str(std::str::from_utf8(&frame.into_data().unwrap()).unwrap()),
-            Err(broken) => return (told, Err(broken.message)),
+            Ok(frame) => output.push_str(std::str::from_utf8(&frame.into_data().unwrap()).unwrap()),
+            Err(broken) => return (output, Err(broken.message)),
         }
     }
-    (told, Ok(()))
+    (output, Ok(()))
 }
 
 fn request(path: &str, body: &str) -> Box<OutboundRequest> {
@@ -174,6 +174,7 @@ fn request(path: &str, body: &str) -> Box<OutboundRequest> {
         },
     };
     Box::new(OutboundRequest {
+        fan_out: None,
         resume_plan,
         placement_request,
         id: 7,
@@ -276,9 +277,9 @@ const SEAM_TEXT: &str = ": resumed\n\n";
 
 /// The text without the router's own parts, and without what it cannot know of an engine that did
 /// not end its answer.
-fn bare(told: &str) -> String {
+fn bare(output: &str) -> String {
     assert_eq!(SEAM, SEAM_TEXT);
-    told.replace(SEAM_TEXT, "").replace(": keep-alive\n\n", "").replace(",\"system_fingerprint\":\"vllm-0.32.0-0ffacd72\"", "")
+    output.replace(SEAM_TEXT, "").replace(": keep-alive\n\n", "").replace(",\"system_fingerprint\":\"vllm-0.32.0-0ffacd72\"", "")
 }
 
 #[tokio::test(start_paused = true)]
@@ -298,11 +299,11 @@ async fn a_stream_whose_engine_is_lost_anywhere_arrives_whole() {
         for death in deaths {
             for cut in 1..events {
                 let fixture = Fixture::start_with(&[front_end; 2], &[(cut, *death)]).await;
-                let (told, ended) = fixture.stream(path, body).await;
-                assert_eq!((bare(&told), ended), (bare(&uncut.concat()), Ok(())), "{body} {death:?} behind {cut}");
+                let (output, ended) = fixture.stream(path, body).await;
+                assert_eq!((bare(&output), ended), (bare(&uncut.concat()), Ok(())), "{body} {death:?} behind {cut}");
                 let seen = fixture.seen.lock().clone();
                 let replicas: Vec<u32> = seen.iter().map(|(head, _)| head.replica).collect();
-                assert_eq!(told.contains(SEAM_TEXT), seen.len() == 2, "{body} {death:?} behind {cut}");
+                assert_eq!(output.contains(SEAM_TEXT), seen.len() == 2, "{body} {death:?} behind {cut}");
                 assert!(seen.len() == 1 || replicas[0] != replicas[1] && seen[1].0.path == COMPLETIONS, "{replicas:?}");
                 assert!(seen.iter().all(|(head, body)| head.body_bytes == body.len() as u64));
                 sleep(Duration::from_millis(100)).await;
@@ -317,16 +318,16 @@ async fn a_stream_resumed_by_another_front_end_keeps_its_form() {
     let body = r#"{"model":"m","messages":[],"stream":true,"stream_options":{"include_usage":true}}"#;
     for cut in 1..=TEXTS.len() {
         let fixture = Fixture::start_with(&FrontEnd::ALL, &[(cut, Death::Fault(Fault::EngineLost))]).await;
-        let (told, ended) = fixture.stream(CHAT, body).await;
+        let (output, ended) = fixture.stream(CHAT, body).await;
         let seen: Vec<FrontEnd> = fixture.seen.lock().iter().map(|(head, _)| FrontEnd::ALL[head.replica as usize]).collect();
-        assert_eq!((seen.len(), &ended), (2, &Ok(())), "{told}");
+        assert_eq!((seen.len(), &ended), (2, &Ok(())), "{output}");
         let events: Vec<serde_json::Value> =
-            bare(&told).split("\n\n").filter_map(|event| serde_json::from_str(event.strip_prefix("data: ")?).ok()).collect();
+            bare(&output).split("\n\n").filter_map(|event| serde_json::from_str(event.strip_prefix("data: ")?).ok()).collect();
         let text: String = events.iter().filter_map(|event| event.pointer("/choices/0/delta/content")?.as_str()).collect();
-        assert_eq!(text, "Hey\u{1f980} \"quoend", "{told}");
-        assert_eq!(events.last().unwrap()["usage"]["completion_tokens"], TEXTS.len(), "{told}");
+        assert_eq!(text, "Hey\u{1f980} \"quoend", "{output}");
+        assert_eq!(events.last().unwrap()["usage"]["completion_tokens"], TEXTS.len(), "{output}");
         let writes_null = |event: &serde_json::Value| event["choices"][0].as_object().map(|choice| choice.contains_key("logprobs"));
-        assert!(events.iter().filter_map(writes_null).all(|writes| writes == (seen[0] == FrontEnd::Python)), "{seen:?} {told}");
+        assert!(events.iter().filter_map(writes_null).all(|writes| writes == (seen[0] == FrontEnd::Python)), "{seen:?} {output}");
         fixture.assert_idle();
     }
 }
@@ -336,17 +337,17 @@ async fn a_stream_that_loses_several_engines_resumes_each_time() {
     let stopped = Death::Fault(Fault::EngineStopped);
     let fixture = Fixture::start(4, &[(2, stopped), (1, stopped), (2, stopped)]).await;
     let body = r#"{"model":"m","messages":[],"stream":true,"max_tokens":100,"min_tokens":4}"#;
-    let (told, ended) = fixture.stream(CHAT, body).await;
-    assert_eq!((bare(&told), ended), (bare(&answer(FrontEnd::Python, CHAT, body.as_bytes(), "", &TEXTS).concat()), Ok(())));
-    assert_eq!(told.matches(SEAM_TEXT).count(), 3);
-    let asked: Vec<(String, u64)> = fixture.seen.lock()[1..]
+    let (output, ended) = fixture.stream(CHAT, body).await;
+    assert_eq!((bare(&output), ended), (bare(&answer(FrontEnd::Python, CHAT, body.as_bytes(), "", &TEXTS).concat()), Ok(())));
+    assert_eq!(output.matches(SEAM_TEXT).count(), 3);
+    let continuations: Vec<(String, u64)> = fixture.seen.lock()[1..]
         .iter()
         .map(|(_, body)| serde_json::from_slice::<serde_json::Value>(body).unwrap())
         .map(|body| (body["prompt"].to_string(), body["max_tokens"].as_u64().unwrap()))
         .collect();
     // The second engine gives a token without visible text, which the third gives again.
     let prompts = [("[1,2,10]", 99), ("[1,2,10]", 99), ("[1,2,10,11,12]", 97)];
-    assert_eq!(asked, prompts.map(|(prompt, most)| (prompt.to_owned(), most)));
+    assert_eq!(continuations, prompts.map(|(prompt, most)| (prompt.to_owned(), most)));
 }
 
 #[tokio::test(start_paused = true)]
@@ -372,12 +373,12 @@ async fn a_stream_resumes_only_where_its_model_has_room() {
                 answer(FrontEnd::Python, &head.path, body, "cmpl-r1", &TEXTS)
             });
             let fixture = fixture.await;
-            let (told, ended) = fixture.stream(CHAT, r#"{"model":"m","messages":[],"stream":true}"#).await;
+            let (output, ended) = fixture.stream(CHAT, r#"{"model":"m","messages":[],"stream":true}"#).await;
             let began_at = fixture.seen.lock()[0].0.replica;
             // A larger engine has room for a stream that began at the small one.
             let expected =
                 goes_on || (is_room_at_stake && fixture.dispatch.fleet.view().replicas[began_at as usize].max_context_tokens() == 2);
-            assert_eq!(ended.is_ok(), expected, "{told}");
+            assert_eq!(ended.is_ok(), expected, "{output}");
             fixture.assert_idle();
         }
     }
@@ -387,8 +388,8 @@ async fn a_stream_resumes_only_where_its_model_has_room() {
 async fn three_unexplained_losses_end_a_stream() {
     for death in [Death::Fault(Fault::LaneLost), Death::Incomplete] {
         let fixture = Fixture::start(6, &[(2, death); 6]).await;
-        let (told, ended) = fixture.stream(CHAT, r#"{"model":"m","messages":[],"stream":true}"#).await;
-        assert!(ended.is_err() && told.contains("data: {\"error\":"), "{told}");
+        let (output, ended) = fixture.stream(CHAT, r#"{"model":"m","messages":[],"stream":true}"#).await;
+        assert!(ended.is_err() && output.contains("data: {\"error\":"), "{output}");
         assert_eq!(fixture.seen.lock().len(), 3, "{death:?}");
         fixture.assert_idle();
     }
@@ -400,8 +401,8 @@ async fn only_a_replay_acquits_a_request() {
     let replayed = r#"{"model":"m","messages":[],"stream":true,"temperature":0,"stop":["x"]}"#;
     for (body, is_acquitted) in [(chat, false), (replayed, true)] {
         let fixture = Fixture::start(2, &[(2, Death::Fault(Fault::EngineLost))]).await;
-        let (told, ended) = fixture.stream(CHAT, body).await;
-        assert_eq!(ended, Ok(()), "{told}");
+        let (output, ended) = fixture.stream(CHAT, body).await;
+        assert_eq!(ended, Ok(()), "{output}");
         let fingerprint = fixture.seen.lock()[0].0.fingerprint;
         assert!(fingerprint.is_some());
         let clearance = fixture.dispatch.crash_suspects.watch(fingerprint).clearance();
@@ -413,8 +414,8 @@ async fn only_a_replay_acquits_a_request() {
 #[tokio::test(start_paused = true)]
 async fn a_killer_requests_stream_stops_after_two_engines() {
     let fixture = Fixture::start(6, &[(1, Death::Fault(Fault::EngineLost)); 6]).await;
-    let (told, ended) = fixture.stream(CHAT, r#"{"model":"m","messages":[],"stream":true}"#).await;
-    assert!(ended.is_err() && told.contains("data: {\"error\":"), "{told}");
+    let (output, ended) = fixture.stream(CHAT, r#"{"model":"m","messages":[],"stream":true}"#).await;
+    assert!(ended.is_err() && output.contains("data: {\"error\":"), "{output}");
     assert_eq!(fixture.seen.lock().len(), 2);
     let fingerprints: Vec<_> = fixture.seen.lock().iter().map(|(head, _)| head.fingerprint).collect();
     assert!(fingerprints[0].is_some() && fingerprints[0] == fingerprints[1]);
@@ -425,12 +426,12 @@ async fn a_killer_requests_stream_stops_after_two_engines() {
 async fn a_stream_that_cannot_resume_ends_with_an_error() {
     let lost = [(3, Death::Fault(Fault::EngineStopped))];
     let alone = Fixture::start(1, &lost).await;
-    let (told, ended) = alone.stream(CHAT, r#"{"model":"m","messages":[],"stream":true}"#).await;
-    assert!(told.contains("gone; it could not be resumed: ") && ended.is_err(), "{told}");
+    let (output, ended) = alone.stream(CHAT, r#"{"model":"m","messages":[],"stream":true}"#).await;
+    assert!(output.contains("gone; it could not be resumed: ") && ended.is_err(), "{output}");
     alone.assert_idle();
     let odd = Fixture::start(2, &lost).await;
-    let (told, ended) = odd.stream(CHAT, r#"{"model":"m","messages":[],"stream":true,"invented":7}"#).await;
-    assert!(!told.contains(SEAM_TEXT) && told.contains("data: {\"error\":") && ended.is_err(), "{told}");
+    let (output, ended) = odd.stream(CHAT, r#"{"model":"m","messages":[],"stream":true,"invented":7}"#).await;
+    assert!(!output.contains(SEAM_TEXT) && output.contains("data: {\"error\":") && ended.is_err(), "{output}");
     assert_eq!(odd.seen.lock().len(), 1);
     assert!(!String::from_utf8_lossy(&odd.seen.lock()[0].1).contains("token_ids"));
     odd.assert_idle();

@@ -74,7 +74,9 @@ pub(in crate::edge) fn translate_answer(body: &[u8]) -> Result<Vec<u8>, String> 
     if let Some(thinking) = reasoning.filter(|thinking| !thinking.is_empty()) {
         blocks.push(json!({"type": "thinking", "thinking": thinking, "signature": id}));
     }
-    if let Some(text) = content.filter(|text| !text.is_empty()) {
+    // Models put line ends around calls.
+    let has_calls = !calls.is_empty();
+    if let Some(text) = content.filter(|text| if has_calls { !text.trim().is_empty() } else { !text.is_empty() }) {
         blocks.push(json!({"type": "text", "text": text}));
     }
     let is_cut = finish_reason.as_deref() == Some("length");

@@ -20,7 +20,7 @@ pub(in crate::edge) struct MessagesTranslator {
     /// How many blocks have begun.
     block_count: usize,
     open_block: Option<OpenBlock>,
-    /// Text that came during a call, whose arguments may go on.
+    /// Text that came during a call, whose arguments may go on, and blanks before any other text.
     held_text: String,
     has_call: bool,
     /// Arguments of the last call.
@@ -56,17 +56,19 @@ impl MessagesTranslator {
         self.open_block = Some(block);
     }
 
-    /// Closes the open block. Held text becomes a separate block.
+    /// Closes the open block. Held text becomes a separate block, unless it is blank: models put
+    /// line ends around calls.
     fn end_block(&mut self, output: &mut Vec<u8>) {
-        let Some(open) = self.open_block.take() else { return };
-        if open == OpenBlock::Thinking {
-            // Anthropic's signatures prove that its model wrote the thinking. Clients want a
-            // signature.
-            self.write_delta(&json!({"type": "signature_delta", "signature": self.id}), output);
+        if let Some(open) = self.open_block.take() {
+            if open == OpenBlock::Thinking {
+                // Anthropic's signatures prove that its model wrote the thinking. Clients want a
+                // signature.
+                self.write_delta(&json!({"type": "signature_delta", "signature": self.id}), output);
+            }
+            write_event("content_block_stop", &json!({"type": "content_block_stop", "index": self.block_count - 1}), output);
         }
-        write_event("content_block_stop", &json!({"type": "content_block_stop", "index": self.block_count - 1}), output);
         let held = std::mem::take(&mut self.held_text);
-        if !held.is_empty() {
+        if !held.trim().is_empty() {
             self.write_text(&held, output);
             self.end_block(output);
         }
@@ -85,6 +87,9 @@ impl MessagesTranslator {
     }
 
     fn write_text(&mut self, text: &str, output: &mut Vec<u8>) {
+        if text.is_empty() {
+            return;
+        }
         if self.open_block != Some(OpenBlock::Text) {
             self.begin_block(OpenBlock::Text, &json!({"type": "text", "text": ""}), output);
         }
@@ -97,13 +102,16 @@ impl MessagesTranslator {
         if let Some(thinking) = reasoning.filter(|thinking| !thinking.is_empty()) {
             self.write_thinking(&thinking, output);
         }
-        match content.filter(|text| !text.is_empty()) {
-            Some(text) if matches!(self.open_block, Some(OpenBlock::ToolUse(_))) => {
-                self.held_text.push_str(&text);
-                self.check_held()?;
+        let text = content.unwrap_or_default();
+        if self.open_block == Some(OpenBlock::Text) {
+            self.write_text(&text, output);
+        } else {
+            self.held_text.push_str(&text);
+            self.check_held()?;
+            if !matches!(self.open_block, Some(OpenBlock::ToolUse(_))) && !self.held_text.trim().is_empty() {
+                let text = std::mem::take(&mut self.held_text);
+                self.write_text(&text, output);
             }
-            Some(text) => self.write_text(&text, output),
-            None => {}
         }
         for call in tool_calls.unwrap_or_default() {
             self.read_tool_call(call, output)?;
@@ -151,12 +159,13 @@ impl ChunkTranslator for MessagesTranslator {
 
     fn finish(&mut self, _now: ArrivalTime, output: &mut Vec<u8>) -> Result<(), TranslationError> {
         let finish = self.finish_reason.take().ok_or_else(TranslationError::incomplete)?;
-        self.end_block(output);
         // Clients read the first block of any answer.
         if self.block_count == 0 {
+            let blank = std::mem::take(&mut self.held_text);
             self.begin_block(OpenBlock::Text, &json!({"type": "text", "text": ""}), output);
-            self.end_block(output);
+            self.write_text(&blank, output);
         }
+        self.end_block(output);
         let is_whole = self.arguments.trim().is_empty() || serde_json::from_str::<IgnoredAny>(&self.arguments).is_ok();
         let (reason, sequence) = stop_reason(&finish, self.stop_reason.take(), self.has_call, self.has_call && is_whole);
         let delta = json!({"stop_reason": reason, "stop_sequence": sequence});

@@ -190,7 +190,8 @@ pub(in crate::edge) fn translate_answer(fields: &ResponseFields, body: &[u8], no
     if let Some(thinking) = reasoning.filter(|thinking| !thinking.is_empty()) {
         output.push(reasoning_item(&head.item_id("rs", 0), &thinking, "completed"));
     }
-    if let Some(text) = content.filter(|text| !text.is_empty()) {
+    let has_calls = tool_calls.as_ref().is_some_and(|calls| !calls.is_empty());
+    if let Some(text) = content.filter(|text| if has_calls { !text.trim().is_empty() } else { !text.is_empty() }) {
         let part = output_text(&text, &token_logprobs(logprobs)?);
         output.push(message_item(&head.item_id("msg", output.len()), Some(part), "completed"));
     }

@@ -21,7 +21,7 @@ pub(in crate::edge) struct ResponsesTranslator {
     /// Closed items.
     output: Vec<Value>,
     open_item: Option<OpenItem>,
-    /// Text that came during a call, whose arguments may go on.
+    /// Text that came during a call, whose arguments may go on, and blanks before any other text.
     held_text: String,
     /// Arguments of a free-form call so far.
     custom_arguments: String,
@@ -139,8 +139,20 @@ impl ResponsesTranslator {
         }
     }
 
-    /// Closes the open item. Held text becomes a separate item.
+    /// Closes the open item. Held text becomes a separate item, unless it is blank: models put line
+    /// ends around calls.
     fn end_item(&mut self, output: &mut Vec<u8>) {
+        self.close_item(output);
+        let held = std::mem::take(&mut self.held_text);
+        if !held.trim().is_empty() {
+            self.write_text(ItemKind::Message, &held, output);
+            self.close_item(output);
+        } else if !held.is_empty() {
+            self.held_logprobs.clear();
+        }
+    }
+
+    fn close_item(&mut self, output: &mut Vec<u8>) {
         let is_cut = self.is_call_cut();
         self.write_custom_input(output);
         let Some(item) = &mut self.open_item else { return };
@@ -164,12 +176,6 @@ impl ResponsesTranslator {
         self.open_item = None;
         self.write_event("response.output_item.done", json!({"output_index": self.output.len(), "item": value}), output);
         self.output.push(value);
-        let held = std::mem::take(&mut self.held_text);
-        if !held.is_empty() {
-            self.begin_item(ItemKind::Message, output);
-            self.write_delta(&held, output);
-            self.end_item(output);
-        }
     }
 
     /// Writes the input of a free-form call, which is known once the call's arguments have ended.
@@ -229,17 +235,28 @@ impl ResponsesTranslator {
         if let Some(reasoning) = reasoning {
             self.write_text(ItemKind::Reasoning, &reasoning, output);
         }
-        let is_calling = self.open_item.as_ref().is_some_and(|item| matches!(item.kind, ItemKind::Call { .. }));
-        match content {
-            Some(content) if is_calling => self.held_text.push_str(&content),
-            Some(content) => self.write_text(ItemKind::Message, &content, output),
-            None => {}
+        if let Some(content) = content {
+            self.read_text(&content, output);
         }
         for call in tool_calls.unwrap_or_default() {
             self.read_tool_call(call, output)?;
         }
         self.finish_reason = finish_reason.or(self.finish_reason.take());
         Ok(())
+    }
+
+    fn read_text(&mut self, content: &str, output: &mut Vec<u8>) {
+        let kind = self.open_item.as_ref().map(|item| &item.kind);
+        if kind == Some(&ItemKind::Message) {
+            self.write_delta(content, output);
+            return;
+        }
+        let is_calling = matches!(kind, Some(ItemKind::Call { .. }));
+        self.held_text.push_str(content);
+        if !is_calling && !self.held_text.trim().is_empty() {
+            let text = std::mem::take(&mut self.held_text);
+            self.write_text(ItemKind::Message, &text, output);
+        }
     }
 
     /// Reads more of a call.
@@ -290,6 +307,10 @@ impl ChunkTranslator for ResponsesTranslator {
 
     fn finish(&mut self, _now: ArrivalTime, output: &mut Vec<u8>) -> Result<(), TranslationError> {
         let finish = self.finish_reason.clone().ok_or_else(TranslationError::incomplete)?;
+        if self.output.is_empty() && self.open_item.is_none() && !self.held_text.is_empty() {
+            let blank = std::mem::take(&mut self.held_text);
+            self.write_text(ItemKind::Message, &blank, output);
+        }
         self.end_item(output);
         let head = self.head.take().unwrap_or_default();
         let response = self.fields.response(&head, &self.output, Some((&finish, self.usage)));

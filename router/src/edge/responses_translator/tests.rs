@@ -500,9 +500,28 @@ fn chunks_become_events_of_consecutive_items() {
     let events = events(&told);
     assert_valid(&events);
     let names: Vec<&str> = events.iter().map(|event| event["type"].as_str().unwrap().trim_start_matches("response.")).collect();
-    insta::assert_snapshot!(names.join(" "), @"created in_progress output_item.added content_part.added reasoning_text.delta reasoning_text.done content_part.done output_item.done output_item.added content_part.added output_text.delta output_text.done content_part.done output_item.done output_item.added function_call_arguments.delta function_call_arguments.delta function_call_arguments.done output_item.done output_item.added content_part.added output_text.delta output_text.done content_part.done output_item.done output_item.added function_call_arguments.delta function_call_arguments.done output_item.done completed");
+    insta::assert_snapshot!(names.join(" "), @"created in_progress output_item.added content_part.added reasoning_text.delta reasoning_text.done content_part.done output_item.done output_item.added content_part.added output_text.delta output_text.done content_part.done output_item.done output_item.added function_call_arguments.delta function_call_arguments.delta function_call_arguments.done output_item.done output_item.added function_call_arguments.delta function_call_arguments.done output_item.done completed");
     let response = &events.last().unwrap()["response"];
     assert_eq!((&response["output"][2]["arguments"], &response["usage"]["input_tokens"]), (&json!("{\"at\": 1}"), &json!(7)));
+}
+
+#[test]
+fn blanks_around_calls_are_left_out() {
+    let call =
+        |index: u32| json!({"tool_calls": [{"index": index, "id": format!("t{index}"), "function": {"name": "f", "arguments": "{}"}}]});
+    let text = |text: &str| json!({"content": text});
+    let kinds = |deltas: &[Value]| {
+        let stream: String = deltas.iter().map(|delta| chunk(delta, None)).chain([chunk(&json!({}), Some("stop"))]).collect();
+        let (output, cut) = told_of(&[stream.as_bytes()]);
+        assert_eq!(cut, None);
+        let events = events(&output);
+        assert_valid(&events);
+        let items = events.last().unwrap()["response"]["output"].as_array().unwrap().clone();
+        items.iter().map(|item| item["content"][0]["text"].as_str().unwrap_or("call").to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(kinds(&[text("\n"), call(0), text("\n"), call(1), text("\n")]), ["call", "call"]);
+    assert_eq!(kinds(&[text("\n"), text("I look."), call(0), text("Done")]), ["\nI look.", "call", "Done"]);
+    assert_eq!(kinds(&[text("\n")]), ["\n"], "the whole answer");
 }
 
 #[test]

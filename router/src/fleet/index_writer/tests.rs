@@ -17,7 +17,7 @@ struct Fixture {
     index: Arc<CacheIndex>,
     caches: CacheReportQueue,
     directives: Directives,
-    told: mpsc::Receiver<Result<wire::AttachResponse, Status>>,
+    messages: mpsc::Receiver<Result<wire::AttachResponse, Status>>,
     _lane: Arc<Lane>,
 }
 
@@ -26,8 +26,8 @@ impl Fixture {
         let (fleet, index) = (fleet(), Arc::new(CacheIndex::new()));
         let lane = attach(&fleet, 1, vec![ready(0), ready(1)]).await;
         let caches = CacheReportQueue::start(index.clone(), fleet.clone(), &BackgroundTasks::default());
-        let (directives, told) = Directives::connect();
-        Self { fleet, index, caches, directives, told, _lane: lane }
+        let (directives, messages) = Directives::connect();
+        Self { fleet, index, caches, directives, messages, _lane: lane }
     }
 
     async fn update(&self, update: CacheUpdate) {
@@ -59,15 +59,15 @@ impl Fixture {
         (blocks, figures.matches.load(Ordering::Relaxed), resyncs, figures.distrusted.load(Ordering::Relaxed))
     }
 
-    /// How often the cache was asked for since the last call.
-    fn asked(&mut self) -> usize {
-        let mut asked = 0;
-        while let Ok(told) = self.told.try_recv() {
-            let Some(ToAgent::Directive(directive)) = told.unwrap().message else { panic!("no directive") };
+    /// How often the cache was requested since the last call.
+    fn count_resyncs(&mut self) -> usize {
+        let mut count = 0;
+        while let Ok(answer) = self.messages.try_recv() {
+            let Some(ToAgent::Directive(directive)) = answer.unwrap().message else { panic!("no directive") };
             assert_eq!(directive.order, Some(Order::ResyncCache(wire::Replicas { indices: vec![0] })));
-            asked += 1;
+            count += 1;
         }
-        asked
+        count
     }
 }
 
@@ -102,7 +102,7 @@ async fn a_cache_is_known_from_its_snapshot_onwards() {
     fixture.report(change(&[4, 5], &[], &[1, 2, 3, 4, 5])).await;
     assert_eq!(fixture.known(), Some(5));
     fixture.report(change(&[], &[5, 4, 3], &[1, 2])).await;
-    assert_eq!((fixture.known(), fixture.figures(), fixture.asked()), (Some(2), (2, true, 0, false), 0));
+    assert_eq!((fixture.known(), fixture.figures(), fixture.count_resyncs()), (Some(2), (2, true, 0, false), 0));
     assert!(fixture.fleet.view().replicas[1].cache.slot.is_none(), "the other replica has said nothing");
 }
 
@@ -111,14 +111,14 @@ async fn a_partial_snapshot_is_not_used() {
     let mut fixture = Fixture::start().await;
     fixture.report(CacheReport { partial: true, count: 0, ..whole(&[1, 2]) }).await;
     fixture.report(CacheReport { partial: true, count: 0, ..change(&[3], &[], &[]) }).await;
-    assert_eq!((fixture.known(), fixture.asked()), (None, 0));
+    assert_eq!((fixture.known(), fixture.count_resyncs()), (None, 0));
     fixture.report(change(&[4], &[], &[1, 2, 3, 4])).await;
     assert_eq!((fixture.known(), fixture.figures()), (Some(4), (4, true, 0, false)));
     // Earlier knowledge does not count while the next snapshot is on its way.
     fixture.report(CacheReport { partial: true, count: 0, ..whole(&[1]) }).await;
     assert_eq!(fixture.known(), None);
     fixture.report(change(&[2], &[], &[1, 2])).await;
-    assert_eq!((fixture.known(), fixture.asked()), (Some(2), 0));
+    assert_eq!((fixture.known(), fixture.count_resyncs()), (Some(2), 0));
 }
 
 #[tokio::test(start_paused = true)]
@@ -127,14 +127,14 @@ async fn a_wrong_cache_digest_requests_the_whole_cache_once() {
     fixture.report(whole(&[1, 2])).await;
     // The report of block 3 was lost.
     fixture.report(change(&[4], &[], &[1, 2, 3, 4])).await;
-    assert_eq!((fixture.asked(), fixture.figures()), (1, (3, false, 1, false)));
+    assert_eq!((fixture.count_resyncs(), fixture.figures()), (1, (3, false, 1, false)));
     assert_eq!(fixture.known(), Some(2), "what is mostly right is used until then");
     for _ in 0..5 {
         fixture.report(change(&[5], &[], &[1, 2, 3, 4, 5])).await;
     }
-    assert_eq!((fixture.asked(), fixture.known()), (0, Some(2)), "it is on its way");
+    assert_eq!((fixture.count_resyncs(), fixture.known()), (0, Some(2)), "it is on its way");
     fixture.report(whole(&[1, 2, 3, 4, 5])).await;
-    assert_eq!((fixture.known(), fixture.figures(), fixture.asked()), (Some(5), (5, true, 1, false), 0));
+    assert_eq!((fixture.known(), fixture.figures(), fixture.count_resyncs()), (Some(5), (5, true, 1, false), 0));
 }
 
 #[tokio::test(start_paused = true)]
@@ -142,12 +142,12 @@ async fn a_cache_that_contradicts_itself_three_times_is_distrusted() {
     let mut fixture = Fixture::start().await;
     for resyncs in 1..=3 {
         fixture.report(contradiction()).await;
-        assert_eq!((fixture.asked(), fixture.figures()), (1, (2, false, resyncs, false)));
+        assert_eq!((fixture.count_resyncs(), fixture.figures()), (1, (2, false, resyncs, false)));
     }
     fixture.report(contradiction()).await;
-    assert_eq!((fixture.known(), fixture.asked(), fixture.figures()), (None, 0, (2, false, 3, true)));
+    assert_eq!((fixture.known(), fixture.count_resyncs(), fixture.figures()), (None, 0, (2, false, 3, true)));
     fixture.report(whole(&[1, 2])).await;
-    assert_eq!((fixture.known(), fixture.asked()), (None, 0), "not even when they are right for once");
+    assert_eq!((fixture.known(), fixture.count_resyncs()), (None, 0), "not even when they are right for once");
     // Another life of the engine, reported by the same agent, may be reported correctly.
     fleet_report(&fixture.fleet, 1, false, vec![ReplicaChange { epoch: 2, ..ready(0) }]).await;
     fixture.report(CacheReport { epoch: 2, ..whole(&[1, 2]) }).await;
@@ -160,7 +160,7 @@ async fn rare_cache_differences_do_not_add_up() {
     for resyncs in 1..=6 {
         fixture.report(contradiction()).await;
         fixture.report(whole(&[1, 2])).await;
-        assert_eq!((fixture.known(), fixture.figures(), fixture.asked()), (Some(2), (2, true, resyncs, false), 1));
+        assert_eq!((fixture.known(), fixture.figures(), fixture.count_resyncs()), (Some(2), (2, true, resyncs, false), 1));
     }
 }
 
@@ -168,10 +168,10 @@ async fn rare_cache_differences_do_not_add_up() {
 async fn a_change_without_a_snapshot_requests_the_whole_cache() {
     let mut fixture = Fixture::start().await;
     fixture.report(change(&[1], &[], &[1])).await;
-    assert_eq!((fixture.known(), fixture.asked()), (None, 1));
+    assert_eq!((fixture.known(), fixture.count_resyncs()), (None, 1));
     fixture.report(whole(&[1])).await;
     fixture.report(CacheReport { epoch: 2, ..change(&[2], &[], &[1, 2]) }).await;
-    assert_eq!((fixture.known(), fixture.asked()), (Some(1), 1), "of another life");
+    assert_eq!((fixture.known(), fixture.count_resyncs()), (Some(1), 1), "of another life");
 }
 
 #[tokio::test(start_paused = true)]
@@ -181,7 +181,7 @@ async fn a_new_engine_life_starts_with_an_unknown_cache() {
     fleet_report(&fixture.fleet, 1, false, vec![ReplicaChange { epoch: 2, ..ready(0) }]).await;
     assert_eq!(fixture.known(), None);
     fixture.report(CacheReport { epoch: 2, ..whole(&[1]) }).await;
-    assert_eq!((fixture.known(), fixture.asked()), (Some(1), 0));
+    assert_eq!((fixture.known(), fixture.count_resyncs()), (Some(1), 0));
     until_swept(&fixture, 1).await;
 }
 

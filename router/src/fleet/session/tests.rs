@@ -11,14 +11,14 @@ fn an_agents_figures_are_clamped_to_what_replicas_can_have() {
         block_size: 16,
         ..wire::EngineLoad::default()
     };
-    let told = wire::Load {
+    let reported_load = wire::Load {
         in_flight: u32::MAX,
         pending_tokens: u64::MAX,
         context_tokens: u64::MAX,
         engine: Some(engine),
         ..wire::Load::default()
     };
-    let change = parse_replica(wire::ReplicaReport { load: Some(told), ..wire::ReplicaReport::default() });
+    let change = parse_replica(wire::ReplicaReport { load: Some(reported_load), ..wire::ReplicaReport::default() });
     let ReplicaLoad { in_flight, in_flight_elsewhere, pending_tokens_elsewhere, context_tokens_elsewhere, engine, .. } =
         change.load.unwrap();
     assert_eq!([in_flight, in_flight_elsewhere, engine.running, engine.waiting], [MAX_REQUESTS; 4]);
@@ -36,7 +36,7 @@ fn an_agents_figures_are_clamped_to_what_replicas_can_have() {
 #[test]
 fn a_jobs_scheduler_id_and_times_are_validated() {
     let now = Instant::now();
-    let told = wire::Job {
+    let reported = wire::Job {
         scheduler: "pbs".into(),
         id: "19[3].head".into(),
         array_index: Some(3),
@@ -44,16 +44,16 @@ fn a_jobs_scheduler_id_and_times_are_validated() {
         ends_in_ms: Some(60_000),
         leaves_in_ms: Some(20_000),
     };
-    let job = parse_job(told.clone(), now).unwrap();
+    let job = parse_job(reported.clone(), now).unwrap();
     let at = |seconds| Some(now + Duration::from_secs(seconds));
     assert_eq!((job.scheduler, job.array_index, job.run, job.ends_at, job.leaves_at), (Scheduler::Pbs, Some(3), 2, at(60), at(20)));
     assert_eq!((job.to_string(), job.id.as_str()), ("job 19[3].head run 2".into(), "19[3].head"));
-    assert_eq!(parse_job(wire::Job { run: 0, ..told.clone() }, now).unwrap().to_string(), "job 19[3].head");
+    assert_eq!(parse_job(wire::Job { run: 0, ..reported.clone() }, now).unwrap().to_string(), "job 19[3].head");
 
     let refused = |change: fn(&mut wire::Job)| {
-        let mut told = told.clone();
-        change(&mut told);
-        parse_job(told, now).is_none()
+        let mut reported = reported.clone();
+        change(&mut reported);
+        parse_job(reported, now).is_none()
     };
     assert!(refused(|job| job.scheduler = "cron".into()) && refused(|job| job.id.clear()));
     assert!(
@@ -61,7 +61,7 @@ fn a_jobs_scheduler_id_and_times_are_validated() {
     );
 
     let moments = |ends_in_ms, leaves_in_ms| {
-        let job = parse_job(wire::Job { ends_in_ms, leaves_in_ms, ..told.clone() }, now).unwrap();
+        let job = parse_job(wire::Job { ends_in_ms, leaves_in_ms, ..reported.clone() }, now).unwrap();
         (job.ends_at, job.leaves_at)
     };
     assert_eq!(moments(Some(1000), Some(9000)), (at(1), at(1)), "it leaves before its job ends");

@@ -13,8 +13,8 @@ fn only(mut answered: CompletionChunk) -> wire::Choice {
 fn a_recorded_chat_is_parsed() {
     let mut answered = recorded(include_bytes!("../../../../tests/fixtures/vllm/json_chat.raw"));
     assert_eq!(prompt_token_ids(&mut answered), [1, 1557, 201, 74, 75, 2, 201, 1, 3505, 478, 785, 201]);
-    let told = usage(answered.usage.as_ref().unwrap());
-    assert_eq!((told.prompt_tokens, told.completion_tokens, told.cached_tokens), (12, 4, None));
+    let reported = usage(answered.usage.as_ref().unwrap());
+    assert_eq!((reported.prompt_tokens, reported.completion_tokens, reported.cached_tokens), (12, 4, None));
     let choice = only(answered);
     assert_eq!((choice.text.as_str(), &choice.token_ids[..]), ("(*yesversion", &[1774, 2685, 828, 225][..]));
     assert_eq!(choice.finish.unwrap().reason(), wire::FinishReason::Length);

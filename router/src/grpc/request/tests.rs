@@ -12,7 +12,7 @@ fn text(text: &str) -> wire::ContentPart {
     wire::ContentPart { part: Some(Part::Text(text.into())) }
 }
 
-fn said(role: &str, content: Vec<wire::ContentPart>) -> wire::Message {
+fn message(role: &str, content: Vec<wire::ContentPart>) -> wire::Message {
     wire::Message { role: role.into(), content, ..wire::Message::default() }
 }
 
@@ -33,11 +33,11 @@ fn a_full_chat_becomes_the_engines_request() {
     let sound = prost_types::Struct { fields: [("type".to_owned(), value(Kind::StringValue("input_audio".into())))].into() };
     let sound = wire::ContentPart { part: Some(Part::Other(sound)) };
     let messages = vec![
-        said("system", vec![text("Be brief.")]),
-        said("user", vec![text("What is this?"), image, sound]),
+        message("system", vec![text("Be brief.")]),
+        message("user", vec![text("What is this?"), image, sound]),
         wire::Message { role: "assistant".into(), tool_calls: vec![call], reasoning: "I look.".into(), ..wire::Message::default() },
-        wire::Message { tool_call_id: "call-1".into(), name: "look".into(), ..said("tool", vec![text("A locomotive")]) },
-        said("user", vec![]),
+        wire::Message { tool_call_id: "call-1".into(), name: "look".into(), ..message("tool", vec![text("A locomotive")]) },
+        message("user", vec![]),
     ];
     let template = prost_types::Struct { fields: [("enable_thinking".to_owned(), value(Kind::BoolValue(false)))].into() };
     let extra = prost_types::Struct { fields: [("truncate_prompt_tokens".to_owned(), value(Kind::NumberValue(100.0)))].into() };
@@ -167,8 +167,8 @@ fn an_invalid_request_is_refused_naming_its_field() {
     assert_eq!(of(wire::GenerateRequest::default()), "prompt");
     assert_eq!(of(wire::GenerateRequest { tools: vec![tool("")], ..text() }), "tools");
     assert_eq!(of(wire::GenerateRequest { tools: vec![tool(""), tool("{")], ..chat(vec![]) }), "tools[1].parameters_json");
-    assert_eq!(of(chat(vec![said("user", vec![]), said("", vec![])])), "chat.messages[1].role");
-    assert_eq!(of(chat(vec![said("user", vec![wire::ContentPart::default()])])), "chat.messages[0].content[0]");
+    assert_eq!(of(chat(vec![message("user", vec![]), message("", vec![])])), "chat.messages[1].role");
+    assert_eq!(of(chat(vec![message("user", vec![wire::ContentPart::default()])])), "chat.messages[0].content[0]");
     assert_eq!(of(sampling(wire::Sampling { top_p: Some(f64::NAN), ..Default::default() })), "sampling.top_p");
     assert_eq!(of(wire::GenerateRequest { extra: extra("stream"), ..text() }), "extra.stream");
     assert_eq!(of(wire::GenerateRequest { extra: extra("prompt"), ..text() }), "extra.prompt");

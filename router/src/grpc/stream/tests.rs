@@ -20,7 +20,7 @@ fn recorded(raw: &[u8]) -> Vec<u8> {
 }
 
 /// The events of a stream in pieces of this size, and how it ended.
-fn told(body: &[u8], piece: usize) -> (Vec<Event>, Result<(), Status>) {
+fn translated(body: &[u8], piece: usize) -> (Vec<Event>, Result<(), Status>) {
     let mut lines = SseDecoder::default();
     let mut translation =
         EventTranslator { placement: wire::Placement { replica: "n/0".into(), ..Default::default() }, started: false, usage: None };
@@ -51,7 +51,7 @@ fn deltas(events: &[Event]) -> impl Iterator<Item = &wire::Delta> {
 #[test]
 fn a_recorded_chat_parses_the_same_however_cut() {
     let body = recorded(include_bytes!("../../../../tests/fixtures/vllm/sse_chat_stream_usage.raw"));
-    let (events, ended) = told(&body, body.len());
+    let (events, ended) = translated(&body, body.len());
     ended.unwrap();
     assert!(matches!(&events[0], Event::Started(started)
         if started.id == "chatcmpl-my-req-1" && started.model == "tiny" && started.placement.as_ref().unwrap().replica == "n/0"));
@@ -60,14 +60,14 @@ fn a_recorded_chat_parses_the_same_however_cut() {
     assert_eq!((finish.reason(), finish.word.as_str()), (wire::FinishReason::Length, "length"));
     assert_eq!((usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens), (13, 6, None));
     for piece in [1, 2, 3, 7, 64, 1000] {
-        assert_eq!(told(&body, piece).0, events, "in pieces of {piece}");
+        assert_eq!(translated(&body, piece).0, events, "in pieces of {piece}");
     }
 }
 
 #[test]
 fn a_recorded_completion_gives_prompt_token_ids_once() {
     let body = recorded(include_bytes!("../../../../tests/fixtures/vllm/sse_completions_usage.raw"));
-    let (events, _) = told(&body, 100);
+    let (events, _) = translated(&body, 100);
     assert!(matches!(&events[0], Event::Started(started) if started.prompt_token_ids == [74, 75, 1348]));
     let ids: Vec<u32> = deltas(&events).flat_map(|delta| delta.token_ids.clone()).collect();
     assert_eq!(ids[..3], [1348, 1348, 1030]);
@@ -77,7 +77,7 @@ fn a_recorded_completion_gives_prompt_token_ids_once() {
 #[test]
 fn a_recorded_tool_call_arrives_in_pieces() {
     let body = recorded(include_bytes!("../../../../tests/fixtures/vllm/sse_chat_tool_required.raw"));
-    let (events, ended) = told(&body, 100);
+    let (events, ended) = translated(&body, 100);
     ended.unwrap();
     let calls: Vec<&wire::ToolCallDelta> = deltas(&events).flat_map(|delta| &delta.tool_calls).collect();
     assert_eq!((calls[0].name.as_str(), calls[0].id.as_str()), ("get_weather", "chatcmpl-tool-bf6474d0d72c5b92"));
@@ -89,7 +89,7 @@ fn a_recorded_tool_call_arrives_in_pieces() {
 #[test]
 fn a_recorded_engine_crash_ends_in_a_status() {
     let body = recorded(include_bytes!("../../../../tests/fixtures/vllm/sse_error_midstream_worker_killed.raw"));
-    let (events, ended) = told(&body, 50);
+    let (events, ended) = translated(&body, 50);
     let status = ended.unwrap_err();
     assert_eq!(status.code(), Code::Internal);
     assert!(status.message().starts_with("EngineCore encountered an issue"), "{}", status.message());
@@ -109,7 +109,7 @@ fn unknown_and_malformed_fields_break_nothing() {
         "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":2,\"prompt_tokens_details\":{\"cached_tokens\":1,\"x\":2},\"completion_tokens_details\":{\"reasoning_tokens\":2}}}\n\n",
         "data: [DONE]",
     );
-    let (events, ended) = told(body.as_bytes(), 11);
+    let (events, ended) = translated(body.as_bytes(), 11);
     ended.unwrap();
     let delta = |reasoning: &str| Event::Delta(wire::Delta { reasoning: reasoning.into(), ..wire::Delta::default() });
     assert_eq!(events[1..3], [delta("hm"), delta("so")]);
@@ -122,7 +122,7 @@ fn unknown_and_malformed_fields_break_nothing() {
 
 #[test]
 fn an_event_that_is_not_json_ends_in_a_status() {
-    let (events, ended) = told(b"data: {\"choices\":[]}\n\ndata: <html>\n\n", 5);
+    let (events, ended) = translated(b"data: {\"choices\":[]}\n\ndata: <html>\n\n", 5);
     assert_eq!((events.len(), ended.unwrap_err().code()), (1, Code::Internal));
 }
 
@@ -137,7 +137,7 @@ fn an_endless_event_is_not_buffered_forever() {
 /// A client's view of a stream: each text of a choice in one piece, its tokens, calls and end, and
 /// the usage. Calls lack their ids, and log probabilities their numbers.
 fn understood(body: &str) -> Vec<(String, String)> {
-    let (events, ended) = told(body.as_bytes(), 100);
+    let (events, ended) = translated(body.as_bytes(), 100);
     ended.unwrap();
     let mut understood = std::collections::BTreeMap::<String, String>::new();
     for event in events {

@@ -30,9 +30,9 @@ async fn answer_lengths_are_learned_only_up_to_their_limit() {
     let fixture = Fixture::approximate(1).await;
     let lengths = |most, context| {
         let output_bounds = OutputBounds { least: 0, most };
-        let asked =
+        let request =
             PlacementRequest { model: Some("m".into()), prompt_parts: vec!["hi".into()], output_bounds, ..PlacementRequest::default() };
-        let (placed, _in_flight, _) = place(&fixture, &Prompt::from_text(asked, ""));
+        let (placed, _in_flight, _) = place(&fixture, &Prompt::from_text(request, ""));
         placed.record_end(usage(1_000_000_000_000_000_000, None), 0, context, true);
         fixture.placer.output_lengths.expected(OutputBounds::default())
     };
@@ -45,8 +45,8 @@ async fn answer_lengths_are_learned_only_up_to_their_limit() {
 async fn answers_with_several_choices_teach_no_length() {
     let fixture = Fixture::approximate(1).await;
     let before = fixture.placer.output_lengths.expected(OutputBounds::default());
-    let asked = PlacementRequest { model: Some("m".into()), prompt_parts: vec!["hi".into()], ..PlacementRequest::default() };
-    let (placed, _in_flight, _) = place(&fixture, &Prompt::from_text(asked, ""));
+    let request = PlacementRequest { model: Some("m".into()), prompt_parts: vec!["hi".into()], ..PlacementRequest::default() };
+    let (placed, _in_flight, _) = place(&fixture, &Prompt::from_text(request, ""));
     placed.record_end(usage(131_072, None), 0, 131_072, false);
     assert_eq!(fixture.placer.output_lengths.expected(OutputBounds::default()), before);
 }

@@ -9,17 +9,17 @@ use crate::prompt::tests::prove;
 
 /// A prompt with known text but unknown tokens.
 pub(in crate::placement) fn text(text: &str) -> Prompt {
-    Prompt::from_text(asked(text), "")
+    Prompt::from_text(request(text), "")
 }
 
 /// A prompt for the model of this name.
 pub(in crate::placement) fn for_model(name: &str) -> Prompt {
-    Prompt::from_text(PlacementRequest { model: Some(name.into()), ..asked("") }, "")
+    Prompt::from_text(PlacementRequest { model: Some(name.into()), ..request("") }, "")
 }
 
 /// A prompt whose answer streams.
 pub(in crate::placement) fn stream(text: &str) -> Prompt {
-    Prompt::from_text(PlacementRequest { is_stream: true, ..asked(text) }, "")
+    Prompt::from_text(PlacementRequest { is_stream: true, ..request(text) }, "")
 }
 
 /// A prompt without text and with this many tokens, as replicas with these files and the Python
@@ -41,7 +41,7 @@ fn python(files: FilesHash) -> EncoderKey {
     EncoderKey { files, dialect: Dialect::Python }
 }
 
-fn asked(text: &str) -> PlacementRequest {
+fn request(text: &str) -> PlacementRequest {
     let text = Some(text).filter(|text| !text.is_empty()).map(|text| Bytes::from(text.to_owned()));
     PlacementRequest {
         model: Some("m".into()),
@@ -63,9 +63,10 @@ fn text_is_estimated_by_bytes_and_keyed_by_blocks() {
 fn texts_of_one_model_share_the_keys_of_prefixes() {
     let (short, long) = (text(&"a".repeat(600)), text(&"a".repeat(1200)));
     assert_eq!(short.text_keys()[..], long.text_keys()[..2]);
-    let parts = Prompt::from_text(PlacementRequest { prompt_parts: vec!["a".repeat(300).into(), "a".repeat(300).into()], ..asked("") }, "");
+    let parts =
+        Prompt::from_text(PlacementRequest { prompt_parts: vec!["a".repeat(300).into(), "a".repeat(300).into()], ..request("") }, "");
     assert_eq!(parts.text_keys()[..], short.text_keys()[..], "wherever it is cut");
-    let other = Prompt::from_text(PlacementRequest { model: Some("other".into()), ..asked(&"a".repeat(600)) }, "");
+    let other = Prompt::from_text(PlacementRequest { model: Some("other".into()), ..request(&"a".repeat(600)) }, "");
     assert_ne!(other.text_keys()[0], short.text_keys()[0]);
 }
 
@@ -102,14 +103,14 @@ fn a_request_counts_once_however_often_it_is_placed() {
 
 #[tokio::test(start_paused = true)]
 async fn prompts_are_tokenized_only_where_the_choice_depends_on_it() {
-    let hello = || asked(&"Hello, engine! ".repeat(10));
+    let hello = || request(&"Hello, engine! ".repeat(10));
     let (one, _) = Fixture::known(1).await;
     assert_eq!(one.placer.plan_reading(&Prompt::from_text(hello(), "")), None, "there is no choice");
     let (two, _) = Fixture::known(2).await;
-    let wanted = |asked: PlacementRequest| two.placer.plan_reading(&Prompt::from_text(asked, ""));
-    assert_eq!(wanted(hello()), Some(ReadingPlan { reader: python(FILES), lora_adapter: String::new(), block_sizes: vec![16] }));
-    assert_eq!(wanted(asked("a prompt of one block and a half at most")), None, "there is too little to find");
-    assert_eq!(wanted(PlacementRequest { model: Some("other".into()), ..hello() }), None, "nobody serves it");
+    let plan = |request: PlacementRequest| two.placer.plan_reading(&Prompt::from_text(request, ""));
+    assert_eq!(plan(hello()), Some(ReadingPlan { reader: python(FILES), lora_adapter: String::new(), block_sizes: vec![16] }));
+    assert_eq!(plan(request("a prompt of one block and a half at most")), None, "there is too little to find");
+    assert_eq!(plan(PlacementRequest { model: Some("other".into()), ..hello() }), None, "nobody serves it");
     assert_eq!(Fixture::approximate(2).await.placer.plan_reading(&Prompt::from_text(hello(), "")), None, "nobody says what is cached");
 }
 
@@ -117,9 +118,9 @@ async fn prompts_are_tokenized_only_where_the_choice_depends_on_it() {
 async fn a_prompt_without_tokenizer_says_so() {
     let (fixture, _) = Fixture::known(2).await;
     let body = Bytes::from_static(br#"{"model":"m","prompt":"Hello, engine, how are you?"}"#);
-    let prompt = fixture.placer.read_prompt(PlacementRequest { body, ..asked(&"Hello, engine! ".repeat(10)) }, false).await;
+    let prompt = fixture.placer.read_prompt(PlacementRequest { body, ..request(&"Hello, engine! ".repeat(10)) }, false).await;
     assert_eq!((prompt.fallback_reason, prompt.is_exact_for(Some(python(FILES)))), ("tokenizer not ready", false));
-    let prompt = fixture.placer.read_prompt(asked("short"), false).await;
+    let prompt = fixture.placer.read_prompt(request("short"), false).await;
     assert_eq!(prompt.fallback_reason, "");
 }
 
@@ -128,9 +129,12 @@ async fn a_prompt_of_an_unproved_form_is_placed_by_text() {
     let (fixture, _) = Fixture::known(2).await;
     prove(&fixture.placer.prompts, &python(FILES), PromptForms::ALL.without(PromptForms::default().with(PromptForm::Continued)));
     let read = |body: &'static str| {
-        let asked =
-            PlacementRequest { path: "/v1/chat/completions".into(), body: Bytes::from_static(body.as_bytes()), ..asked(&"a".repeat(400)) };
-        fixture.placer.read_prompt(asked, false)
+        let request = PlacementRequest {
+            path: "/v1/chat/completions".into(),
+            body: Bytes::from_static(body.as_bytes()),
+            ..request(&"a".repeat(400))
+        };
+        fixture.placer.read_prompt(request, false)
     };
     let plain = read(r#"{"messages":[{"role":"user","content":"hello world"}]}"#).await;
     assert_eq!((plain.fallback_reason, plain.is_exact_for(Some(python(FILES)))), ("", true));
@@ -152,7 +156,7 @@ async fn a_prompt_of_an_unproved_form_is_placed_by_text() {
 
 /// A completion of this text, to be read.
 fn completion(text: &str) -> PlacementRequest {
-    PlacementRequest { body: format!(r#"{{"model":"m","prompt":"{text}"}}"#).into(), ..asked(text) }
+    PlacementRequest { body: format!(r#"{{"model":"m","prompt":"{text}"}}"#).into(), ..request(text) }
 }
 
 /// Two replicas whose tokenizer is proved.

@@ -57,7 +57,7 @@ fn share(tenant: u64, bytes: u64) -> QueueShare {
 }
 
 /// A tenant's request for the chosen replica.
-fn asked(tenant: u64, chosen: &ChosenReplica) -> TurnFactors {
+fn turn_factors(tenant: u64, chosen: &ChosenReplica) -> TurnFactors {
     TurnFactors { priority: 0, tenant, weight: 1.0, uncached_tokens: chosen.uncached_tokens(), output_tokens: 0, queued_at: 0.0 }
 }
 
@@ -70,7 +70,7 @@ async fn turn(
 ) -> Result<(Option<ChosenReplica>, DispatchTurn), Overload> {
     let prompt = Arc::new(text(&"a".repeat(4 * tokens)));
     let chosen = placer.choose(&prompt, &[], Instant::now()).expect("there is a replica");
-    let waiting = TurnFactors { priority, ..asked(0, &chosen) };
+    let waiting = TurnFactors { priority, ..turn_factors(0, &chosen) };
     queue.wait_for_turn((&prompt, &[]), waiting, queue.take_slot(share(0, 4 * tokens as u64))?, chosen.wait_estimate()).await
 }
 
@@ -129,7 +129,7 @@ async fn prompts_for_a_busy_replica_wait_for_a_prefill_window() {
             let chosen = placer.choose(&prompt, &[], Instant::now()).expect("there is a replica");
             if !chosen.has_room() {
                 let slot = queue.take_slot(share(0, 5)).unwrap();
-                queue.wait_for_turn((&prompt, &[]), asked(0, &chosen), slot, chosen.wait_estimate()).await.unwrap();
+                queue.wait_for_turn((&prompt, &[]), turn_factors(0, &chosen), slot, chosen.wait_estimate()).await.unwrap();
             }
             begun.elapsed()
         }));
@@ -448,7 +448,7 @@ async fn a_request_waiting_for_its_cache_holds_up_nobody() {
     let (patient, prompt) = (queue.clone(), cached.clone());
     let waits = tokio::spawn(async move {
         patient
-            .wait_for_turn((&prompt, &[]), asked(0, &chosen), patient.take_slot(share(0, 0))?, chosen.wait_estimate())
+            .wait_for_turn((&prompt, &[]), turn_factors(0, &chosen), patient.take_slot(share(0, 0))?, chosen.wait_estimate())
             .await
             .map(|(chosen, _)| chosen.unwrap().replica.id.clone())
     });
@@ -467,7 +467,7 @@ fn wait_for(fixture: &Fixture, name: &'static str, tenant: u64, bytes: u64) -> J
         let prompt = Arc::new(text(&"a".repeat(400)));
         let chosen = placer.choose(&prompt, &[], Instant::now()).expect("there is a replica");
         let turn = queue
-            .wait_for_turn((&prompt, &[]), asked(tenant, &chosen), queue.take_slot(share(tenant, bytes))?, chosen.wait_estimate())
+            .wait_for_turn((&prompt, &[]), turn_factors(tenant, &chosen), queue.take_slot(share(tenant, bytes))?, chosen.wait_estimate())
             .await?;
         log.lock().push(name);
         drop(turn);

@@ -20,20 +20,20 @@ fn with_files(index: u32, phase: Phase) -> ReplicaChange {
 #[tokio::test(start_paused = true)]
 async fn missing_prompt_files_are_requested_once() {
     let (fleet, prompts) = (fleet(), Prompts::new(PathBuf::new(), 1));
-    let (directives, mut told) = Directives::connect();
+    let (directives, mut messages) = Directives::connect();
     let replicas = vec![ready(0), with_files(1, Phase::Loading), with_files(2, Phase::Ready), with_files(3, Phase::Ready)];
     let _lane = attach_told(&fleet, 1, directives, replicas).await;
     scan_fleet(&prompts, &fleet, &mut JoinSet::new());
     scan_fleet(&prompts, &fleet, &mut JoinSet::new());
-    let Some(ToAgent::Directive(asked)) = told.try_recv().unwrap().unwrap().message else { panic!("no directive") };
-    assert_eq!(asked.order, Some(Order::FetchFiles(wire::FetchFiles { hash: FILES.to_vec().into() })));
-    assert!(told.try_recv().is_err(), "two replicas have the same files");
+    let Some(ToAgent::Directive(fetch)) = messages.try_recv().unwrap().unwrap().message else { panic!("no directive") };
+    assert_eq!(fetch.order, Some(Order::FetchFiles(wire::FetchFiles { hash: FILES.to_vec().into() })));
+    assert!(messages.try_recv().is_err(), "two replicas have the same files");
     let reader = EncoderKey { files: FILES, dialect: Dialect::Python };
     assert_eq!(prompts.status(&reader), EncoderStatus::Loading);
     // The agent does not send the files.
     sleep(Duration::from_secs(60)).await;
     scan_fleet(&prompts, &fleet, &mut JoinSet::new());
-    assert!(told.try_recv().is_ok());
+    assert!(messages.try_recv().is_ok());
 }
 
 #[tokio::test(start_paused = true)]

@@ -137,9 +137,9 @@ async fn a_different_text_joiner_leaves_only_parts_unproved() {
 fn that_continues_nothing(refuses: bool) -> Answers {
     let encoder = build_encoder(&bundle(0), 1024).unwrap();
     Box::new(move |path, body| {
-        let mut asked: serde_json::Value = serde_json::from_slice(body).unwrap();
-        let continues = asked.as_object_mut().unwrap().remove("continue_final_message").is_some();
-        let (status, answer) = tokenizes(&encoder, path, asked.to_string().as_bytes());
+        let mut fields: serde_json::Value = serde_json::from_slice(body).unwrap();
+        let continues = fields.as_object_mut().unwrap().remove("continue_final_message").is_some();
+        let (status, answer) = tokenizes(&encoder, path, fields.to_string().as_bytes());
         match (continues, refuses) {
             (false, _) => return (status, answer),
             (true, true) => return (400, b"{}".to_vec()),

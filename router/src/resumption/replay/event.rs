@@ -44,12 +44,12 @@ impl<'t> Telling<'t> {
 
     /// Compares a text, and leaves its new part in `text`.
     pub(super) fn text(&mut self, channel: Channel, text: &mut Option<Text<'_>>) -> Result<(), Difference> {
-        let Some(Text(told)) = text else { return Ok(()) };
-        let known = self.transcript.tell_text(self.lane, channel, told)?;
+        let Some(Text(piece)) = text else { return Ok(()) };
+        let known = self.transcript.tell_text(self.lane, channel, piece)?;
         self.has_known |= known > 0;
-        self.has_new |= known < told.len();
+        self.has_new |= known < piece.len();
         if known > 0 {
-            *told = Cow::Owned(told[known..].to_owned());
+            *piece = Cow::Owned(piece[known..].to_owned());
         }
         Ok(())
     }

@@ -76,19 +76,19 @@ struct MessageDelta<'a> {
 
 /// Compares an event with this JSON with the transcript.
 pub(super) fn tell(event: &[u8], data: &[u8], transcript: &mut Transcript) -> Result<Retold, Difference> {
-    let told: MessageEvent<'_> = serde_json::from_slice(data).map_err(|_| Difference)?;
+    let parsed: MessageEvent<'_> = serde_json::from_slice(data).map_err(|_| Difference)?;
     let lane = transcript.lane(LANE)?;
     let mut telling = Telling::new(transcript, lane);
-    let index = told.index.map(|index| index.to_string());
-    let is_known = match (&*told.r#type.0, index, &told.content_block, told.delta) {
-        ("message_start", None, None, None) if told.message.is_some() => telling.mark(MESSAGE_START, &[])?,
+    let index = parsed.index.map(|index| index.to_string());
+    let is_known = match (&*parsed.r#type.0, index, &parsed.content_block, parsed.delta) {
+        ("message_start", None, None, None) if parsed.message.is_some() => telling.mark(MESSAGE_START, &[])?,
         ("content_block_start", Some(index), Some(block), None) => {
             let name = block.name.as_ref().map_or("", |name| &name.0);
             block.is_empty().then_some(()).ok_or(Difference)?;
             telling.mark(BLOCK_START, &[&index, &block.r#type.0, name])?
         }
         ("content_block_delta", Some(_), None, Some(delta)) => {
-            return delta.tell(event, told.index.unwrap_or_default(), &mut telling);
+            return delta.tell(event, parsed.index.unwrap_or_default(), &mut telling);
         }
         ("content_block_stop", Some(index), None, None) => telling.mark(BLOCK_STOP, &[&index])?,
         ("message_delta", None, None, Some(delta)) => {

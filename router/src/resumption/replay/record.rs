@@ -128,9 +128,9 @@ impl ReplayRecord {
     /// # Errors
     /// If the replay differs from the stream before it.
     pub(crate) fn retell(&mut self, piece: &[u8]) -> Result<Bytes, Difference> {
-        let told = self.retell_events(piece);
-        self.differs |= told.is_err();
-        told
+        let output = self.retell_events(piece);
+        self.differs |= output.is_err();
+        output
     }
 
     /// Whether the replay has diverged.
@@ -142,16 +142,16 @@ impl ReplayRecord {
     fn retell_events(&mut self, piece: &[u8]) -> Result<Bytes, Difference> {
         let mut buffer = self.replay.as_mut().map(|replay| std::mem::take(&mut replay.buffer)).unwrap_or_default();
         buffer.extend_from_slice(piece);
-        let mut told = BytesMut::with_capacity(buffer.len() + 64);
+        let mut output = BytesMut::with_capacity(buffer.len() + 64);
         while let Some(end) = event_end(&buffer) {
             let event = buffer.split_to(end);
             match self.tell(&event)? {
                 Retold::Known => {}
-                Retold::New => self.push_with_head(&event, &mut told),
-                Retold::Partly(rest) => self.push_with_head(&rest, &mut told),
+                Retold::New => self.push_with_head(&event, &mut output),
+                Retold::Partly(rest) => self.push_with_head(&rest, &mut output),
                 Retold::Failed => {
-                    told.extend_from_slice(&event);
-                    told.extend_from_slice(&buffer.split());
+                    output.extend_from_slice(&event);
+                    output.extend_from_slice(&buffer.split());
                 }
             }
         }
@@ -161,7 +161,7 @@ impl ReplayRecord {
         if let Some(replay) = &mut self.replay {
             replay.buffer = buffer;
         }
-        Ok(told.freeze())
+        Ok(output.freeze())
     }
 
     fn tell(&mut self, event: &[u8]) -> Result<Retold, Difference> {
@@ -182,11 +182,11 @@ impl ReplayRecord {
         if data == b"[DONE]" {
             return if self.transcript.is_told() { Ok(Retold::New) } else { Err(Difference) };
         }
-        let told = ChoiceEvent::parse(data).ok_or(Difference)?;
-        if !matches!(told, ChoiceEvent::Aborted) {
+        let parsed = ChoiceEvent::parse(data).ok_or(Difference)?;
+        if !matches!(parsed, ChoiceEvent::Aborted) {
             self.check_head(event)?;
         }
-        match told {
+        match parsed {
             ChoiceEvent::Aborted => Ok(Retold::Failed),
             ChoiceEvent::Usage if !self.transcript.is_told() => Err(Difference),
             ChoiceEvent::Usage if std::mem::replace(&mut self.has_usage, true) => Ok(Retold::Known),
@@ -208,14 +208,14 @@ impl ReplayRecord {
     }
 
     /// Appends the replay's event with the head of the stream that it continues.
-    fn push_with_head(&self, event: &[u8], told: &mut BytesMut) {
+    fn push_with_head(&self, event: &[u8], output: &mut BytesMut) {
         let head = self.replay.as_ref().map_or(&[][..], |replay| &replay.head);
         match event.strip_prefix(head) {
             Some(rest) if !head.is_empty() => {
-                told.extend_from_slice(&self.head);
-                told.extend_from_slice(rest);
+                output.extend_from_slice(&self.head);
+                output.extend_from_slice(rest);
             }
-            _ => told.extend_from_slice(event),
+            _ => output.extend_from_slice(event),
         }
     }
 

@@ -132,11 +132,11 @@ fn written(front_end: Dialect, mut choice: Value) -> Vec<Value> {
 }
 
 /// The addition of some tokens to a chat; `before` counts the earlier ones.
-fn delta(tokens: &[(&str, Piece)], before: usize, told: &[(&str, Piece)], name: usize) -> Value {
+fn delta(tokens: &[(&str, Piece)], before: usize, pieces: &[(&str, Piece)], name: usize) -> Value {
     let mut delta = json!({});
     let add = |field: &mut Value, text: &str| *field = format!("{}{text}", field.as_str().unwrap_or_default()).into();
     let mut call = tokens[..before].iter().filter(|(_, piece)| matches!(piece, Call(_))).count();
-    for (_, piece) in told {
+    for (_, piece) in pieces {
         match piece {
             Nothing => {}
             Reasoning(text) => add(&mut delta["reasoning"], text),
@@ -168,16 +168,16 @@ fn push_call(delta: &mut Value, call: Value) {
 }
 
 /// Log probabilities. The numbers differ slightly from group to group, as they do between engines.
-fn logprobs(is_completion: bool, body: &Value, told: &[(&str, Piece)], before: usize) -> Value {
+fn logprobs(is_completion: bool, body: &Value, pieces: &[(&str, Piece)], before: usize) -> Value {
     if body["logprobs"].is_null() {
         return Value::Null;
     }
-    let number = -0.5 - f64::from(u32::try_from(told.len()).unwrap()) / 1e6;
-    let names: Vec<&str> = told.iter().map(|(token, _)| *token).collect();
+    let number = -0.5 - f64::from(u32::try_from(pieces.len()).unwrap()) / 1e6;
+    let names: Vec<&str> = pieces.iter().map(|(token, _)| *token).collect();
     if is_completion {
-        let offsets: Vec<usize> = (before..before + told.len()).collect();
-        let numbers = vec![number; told.len()];
-        return json!({"text_offset": offsets, "token_logprobs": numbers, "tokens": names, "top_logprobs": vec![Value::Null; told.len()]});
+        let offsets: Vec<usize> = (before..before + pieces.len()).collect();
+        let numbers = vec![number; pieces.len()];
+        return json!({"text_offset": offsets, "token_logprobs": numbers, "tokens": names, "top_logprobs": vec![Value::Null; pieces.len()]});
     }
     let entries: Vec<Value> =
         names.iter().map(|token| json!({"token": token, "logprob": number, "bytes": [], "top_logprobs": []})).collect();
@@ -201,9 +201,9 @@ fn message(tokens: &[(&str, Piece)], Grouping { name, group, .. }: Grouping) -> 
             *index += 1;
         }
     };
-    for told in tokens.chunks(group) {
+    for chunk in tokens.chunks(group) {
         let mut texts: Vec<(&str, String)> = Vec::new();
-        for (_, piece) in told {
+        for (_, piece) in chunk {
             let (kind, text) = match piece {
                 Nothing => continue,
                 Reasoning(text) => ("thinking", *text),
@@ -251,7 +251,7 @@ pub(crate) fn event_count(front_end: Dialect, path: &str, body: &str, group: usi
 /// many events.
 pub(crate) fn resumed_stream(front_end: Dialect, path: &str, body: &str, engines: &[(usize, usize)]) -> Result<String, Difference> {
     let mut record = ReplayRecord::new(ReplayApi::for_route(Route::of(path)).unwrap(), &RecordMemory::default());
-    let mut told = String::new();
+    let mut stream = String::new();
     for (name, (group, cut)) in engines.iter().enumerate() {
         let is_last = name + 1 == engines.len();
         let events = replayed_answer(path, body.as_bytes(), Grouping { name, group: *group, front_end });
@@ -260,34 +260,34 @@ pub(crate) fn resumed_stream(front_end: Dialect, path: &str, body: &str, engines
                 // Split events in halves: pieces end anywhere.
                 let (one, other) = event.as_bytes().split_at(event.len() / 2);
                 for half in [one, other] {
-                    told.push_str(std::str::from_utf8(&record.retell(half)?).unwrap());
+                    stream.push_str(std::str::from_utf8(&record.retell(half)?).unwrap());
                 }
             } else {
                 if !record.observe_common(event.as_bytes()) {
                     record.observe(event.as_bytes());
                 }
-                told.push_str(event);
+                stream.push_str(event);
             }
         }
         if !is_last {
             assert!(record.is_known());
             record.rewind();
-            told.push_str(std::str::from_utf8(&SEAM).unwrap());
+            stream.push_str(std::str::from_utf8(&SEAM).unwrap());
         }
     }
     assert!(record.is_told());
-    Ok(told)
+    Ok(stream)
 }
 
 /// A client's view of a stream: a list of its values, with successive texts joined.
-pub(crate) fn understood(told: &str) -> Vec<(String, Value)> {
+pub(crate) fn understood(stream: &str) -> Vec<(String, Value)> {
     let mut list: Vec<(String, Value)> = Vec::new();
-    let events = told.split("\n\n").filter_map(|event| event.rsplit_once("data: ").map(|(_, data)| data));
+    let events = stream.split("\n\n").filter_map(|event| event.rsplit_once("data: ").map(|(_, data)| data));
     for data in events.filter(|data| *data != "[DONE]") {
         let event: Value = serde_json::from_str(data).unwrap_or_else(|error| panic!("{error}: {data}"));
         flatten("", &event, &mut list);
     }
-    if told.ends_with("data: [DONE]\n\n") {
+    if stream.ends_with("data: [DONE]\n\n") {
         list.push(("done".into(), Value::Null));
     }
     // Choices and log probabilities may interleave in any way.

@@ -65,8 +65,8 @@ pub(super) struct LastTold {
 #[derive(Debug)]
 struct TranscriptLane {
     name: (u32, u8),
-    told: Vec<u8>,
-    /// How much of `told` a replay has matched so far; all of it without a replay.
+    sent: Vec<u8>,
+    /// How much of `sent` a replay has matched so far; all of it without a replay.
     at: usize,
     /// The channel of the previous text.
     channel: Option<Channel>,
@@ -85,7 +85,7 @@ impl Transcript {
         if self.lanes.len() == MAX_LANES {
             return Err(Difference);
         }
-        self.lanes.push(TranscriptLane { name, told: Vec::new(), at: 0, channel: None });
+        self.lanes.push(TranscriptLane { name, sent: Vec::new(), at: 0, channel: None });
         Ok(LaneAt(self.lanes.len() - 1))
     }
 
@@ -129,7 +129,7 @@ impl Transcript {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.lanes.iter().all(|lane| lane.told.is_empty())
+        self.lanes.iter().all(|lane| lane.sent.is_empty())
     }
 
     /// Whether the record is complete.
@@ -141,7 +141,7 @@ impl Transcript {
     pub(super) fn give_up(&mut self) {
         self.is_whole = false;
         if self.is_told() {
-            self.lanes.iter_mut().for_each(|lane| (lane.told, lane.at) = (Vec::new(), 0));
+            self.lanes.iter_mut().for_each(|lane| (lane.sent, lane.at) = (Vec::new(), 0));
             self.share.release();
         }
     }
@@ -171,24 +171,24 @@ impl Transcript {
         if piece.is_empty() {
             return;
         }
-        let has_room = self.is_whole && (lane.told.capacity() - lane.told.len() >= piece.len() || self.grow(at, piece.len()));
+        let has_room = self.is_whole && (lane.sent.capacity() - lane.sent.len() >= piece.len() || self.grow(at, piece.len()));
         if !has_room {
             return self.give_up();
         }
         let lane = &mut self.lanes[at];
-        lane.told.extend_from_slice(piece);
-        lane.at = lane.told.len();
+        lane.sent.extend_from_slice(piece);
+        lane.at = lane.sent.len();
     }
 
     /// Makes room for so many more bytes; `false` if there is none.
     fn grow(&mut self, at: usize, more: usize) -> bool {
-        let taken: usize = self.lanes.iter().map(|lane| lane.told.capacity()).sum();
-        let told = &mut self.lanes[at].told;
-        let roomy = (2 * (told.len() + more)).max(MIN_LANE_BYTES);
-        let room = taken - told.capacity() + roomy;
+        let taken: usize = self.lanes.iter().map(|lane| lane.sent.capacity()).sum();
+        let sent = &mut self.lanes[at].sent;
+        let roomy = (2 * (sent.len() + more)).max(MIN_LANE_BYTES);
+        let room = taken - sent.capacity() + roomy;
         let may_grow = room <= MAX_STREAM_BYTES && self.share.grow_to(room);
         if may_grow {
-            told.reserve_exact(roomy - told.len());
+            sent.reserve_exact(roomy - sent.len());
         }
         may_grow
     }
@@ -197,7 +197,7 @@ impl Transcript {
 impl TranscriptLane {
     /// The part that a replay has still to repeat.
     fn left(&self) -> &[u8] {
-        &self.told[self.at..]
+        &self.sent[self.at..]
     }
 }
 

@@ -38,7 +38,7 @@ fn known(api: StreamApi, events: &[String]) -> Option<(String, u64, u64, bool)> 
 fn a_client_gets_no_tokens_that_it_did_not_request() {
     let usage = format!("{HEAD}],\"usage\":{{\"prompt_tokens\":3,\"total_tokens\":5,\"completion_tokens\":2}}}}\n\n");
     let done = "data: [DONE]\n\n".to_owned();
-    let asked = [
+    let with_ids = [
         ": keep-alive\n\n".to_owned(),
         role("[1,2,3]"),
         content(" docu\\\"token_ids\\\":[7]", "[3428]"),
@@ -58,11 +58,11 @@ fn a_client_gets_no_tokens_that_it_did_not_request() {
         usage,
         done,
     ];
-    assert_eq!(pass(&mut record(StreamApi::Chat), &asked), plain.concat());
+    assert_eq!(pass(&mut record(StreamApi::Chat), &with_ids), plain.concat());
     // Several events come in one piece.
-    assert_eq!(pass(&mut record(StreamApi::Chat), &[asked.concat()]), plain.concat());
-    let asked = [text("State", "[74,75]", "[2606]"), text("y", "null", "[8,9]")];
-    assert_eq!(pass(&mut record(StreamApi::Completions), &asked), [text("State", "null", "null"), text("y", "null", "null")].concat());
+    assert_eq!(pass(&mut record(StreamApi::Chat), &[with_ids.concat()]), plain.concat());
+    let with_ids = [text("State", "[74,75]", "[2606]"), text("y", "null", "[8,9]")];
+    assert_eq!(pass(&mut record(StreamApi::Completions), &with_ids), [text("State", "null", "null"), text("y", "null", "null")].concat());
 }
 
 #[test]
@@ -136,12 +136,12 @@ const TEXTS: [&str; 10] = ["Hey", "", "", "\u{1f980}", " \\\"quo", "te\\\" ", ""
 
 /// The client's stream if each engine dies behind its cut. The first engine has the first
 /// front-end, all others have the second.
-fn told(front_ends: [Dialect; 2], path: &str, body: &str, cuts: &[usize]) -> String {
+fn stream_cut_at(front_ends: [Dialect; 2], path: &str, body: &str, cuts: &[usize]) -> String {
     let api = StreamApi::for_route(Route::of(path)).unwrap();
     let (mut record, sampling) = (record(api), Sampling::parse(api, body.as_bytes()).unwrap());
     let mut continuation: Option<Continuation> = None;
     let (mut path, mut body) = (path, crate::resumption::ask_for_tokens(body.as_bytes()));
-    let mut told = String::new();
+    let mut output = String::new();
     for (attempt, cut) in cuts.iter().copied().chain([usize::MAX]).enumerate() {
         let (id, front_end) = if attempt == 0 { ("cmpl-r1", front_ends[0]) } else { ("cmpl-other", front_ends[1]) };
         for event in answer(front_end, path, &body, id, &TEXTS).iter().take(cut) {
@@ -151,20 +151,20 @@ fn told(front_ends: [Dialect; 2], path: &str, body: &str, cuts: &[usize]) -> Str
                 Some(continuation) => [continuation.retell(one), continuation.retell(other)].concat().into(),
                 None => event.clone().into(),
             };
-            told.push_str(&without_tokens(&mut record, events));
+            output.push_str(&without_tokens(&mut record, events));
         }
-        if told.ends_with("data: [DONE]\n\n") {
+        if output.ends_with("data: [DONE]\n\n") {
             break;
         }
         let known = record.rewind().unwrap();
         let Some(request) = known.continuation_request(&sampling, 1000) else {
-            let has_usage = told.contains("\"usage\":{");
-            return told + std::str::from_utf8(&known.ending(&sampling, has_usage)).unwrap();
+            let has_usage = output.contains("\"usage\":{");
+            return output + std::str::from_utf8(&known.ending(&sampling, has_usage)).unwrap();
         };
         (path, body) = (COMPLETIONS, request.body);
         continuation = Some(Continuation::new(&known));
     }
-    told
+    output
 }
 
 /// The body of an answer that came in chunks.
@@ -189,12 +189,12 @@ fn recorded_rust_streams_are_restored_without_their_tokens() {
         ("completions_length", StreamApi::Completions, (4, 4)),
         ("completions_stop", StreamApi::Completions, (4, 11)),
     ] {
-        let (asked, plain) = (recorded(&format!("sse_rust_{name}_ids.raw")), recorded(&format!("sse_rust_{name}_plain.raw")));
+        let (with_ids, plain) = (recorded(&format!("sse_rust_{name}_ids.raw")), recorded(&format!("sse_rust_{name}_plain.raw")));
         let mut one_by_one = record(api);
-        assert_eq!(pass(&mut one_by_one, &asked), plain.concat(), "{name}");
+        assert_eq!(pass(&mut one_by_one, &with_ids), plain.concat(), "{name}");
         let known = one_by_one.rewind().unwrap();
         assert_eq!((known.prompt_tokens, known.emitted_tokens, known.is_finished), (expected.0, expected.1, true), "{name}");
-        assert_eq!(pass(&mut record(api), &[asked.concat()]), plain.concat(), "{name} in one piece");
+        assert_eq!(pass(&mut record(api), &[with_ids.concat()]), plain.concat(), "{name} in one piece");
     }
 }
 
@@ -236,13 +236,13 @@ fn for_all_cuts(front_end: Dialect, path: &str, body: &str, mut check: impl FnMu
 fn a_stream_cut_anywhere_and_continued_equals_an_uncut_one() {
     for front_end in Dialect::ALL {
         for (path, body) in REQUESTS {
-            let told = |cuts: &[usize]| told([front_end; 2], path, body, cuts);
-            let uncut = told(&[]);
+            let stream_cut_at = |cuts: &[usize]| stream_cut_at([front_end; 2], path, body, cuts);
+            let uncut = stream_cut_at(&[]);
             assert_eq!(uncut, answer(front_end, path, body.as_bytes(), "cmpl-r1", &TEXTS).concat());
             // The engine that continues after the end of an answer would not know its fingerprint.
-            let ends = |told: &str| told.replace(",\"system_fingerprint\":\"vllm-0.32.0-0ffacd72\"", "");
+            let ends = |events: &str| events.replace(",\"system_fingerprint\":\"vllm-0.32.0-0ffacd72\"", "");
             for_all_cuts(front_end, path, body, |cuts| {
-                assert_eq!(ends(&told(cuts)), ends(&uncut), "{front_end:?} {body} cut behind {cuts:?}");
+                assert_eq!(ends(&stream_cut_at(cuts)), ends(&uncut), "{front_end:?} {body} cut behind {cuts:?}");
             });
         }
     }
@@ -252,10 +252,10 @@ fn a_stream_cut_anywhere_and_continued_equals_an_uncut_one() {
 fn a_stream_continued_by_another_front_end_keeps_its_form() {
     for front_ends in [[Dialect::Python, Dialect::Rust], [Dialect::Rust, Dialect::Python]] {
         for (path, body) in REQUESTS {
-            let told = |cuts: &[usize]| told(front_ends, path, body, cuts);
-            let uncut = Said::parse(front_ends[0], &told(&[]));
+            let stream_cut_at = |cuts: &[usize]| stream_cut_at(front_ends, path, body, cuts);
+            let uncut = StreamSummary::parse(front_ends[0], &stream_cut_at(&[]));
             for_all_cuts(front_ends[0], path, body, |cuts| {
-                assert_eq!(Said::parse(front_ends[0], &told(cuts)), uncut, "{front_ends:?} {body} cut behind {cuts:?}");
+                assert_eq!(StreamSummary::parse(front_ends[0], &stream_cut_at(cuts)), uncut, "{front_ends:?} {body} cut behind {cuts:?}");
             });
         }
     }
@@ -263,33 +263,33 @@ fn a_stream_continued_by_another_front_end_keeps_its_form() {
 
 /// The content of a stream, however its texts are cut into events.
 #[derive(Debug, PartialEq)]
-struct Said {
+struct StreamSummary {
     text: String,
     finish_reasons: Vec<Value>,
     usages: Vec<Value>,
     ends: usize,
 }
 
-impl Said {
+impl StreamSummary {
     /// Parses a stream whose events all have the form of this front-end.
-    fn parse(front_end: Dialect, told: &str) -> Self {
-        let mut said = Self { text: String::new(), finish_reasons: Vec::new(), usages: Vec::new(), ends: 0 };
-        for event in told.split_terminator("\n\n") {
+    fn parse(front_end: Dialect, stream: &str) -> Self {
+        let mut summary = Self { text: String::new(), finish_reasons: Vec::new(), usages: Vec::new(), ends: 0 };
+        for event in stream.split_terminator("\n\n") {
             let data = event.strip_prefix("data: ").unwrap();
             if data == "[DONE]" {
-                said.ends += 1;
+                summary.ends += 1;
                 continue;
             }
             let event: Value = serde_json::from_str(data).unwrap();
             assert!(event["id"].as_str().unwrap().ends_with("-r1"), "{data}");
-            said.usages.extend(event.get("usage").cloned());
+            summary.usages.extend(event.get("usage").cloned());
             let Some(choice) = event["choices"].get(0) else { continue };
             let is_python = front_end == Dialect::Python;
             assert_eq!(choice.get("logprobs").is_some(), is_python, "{data}");
             assert!(choice.get("token_ids").is_none_or(|ids| is_python && ids.is_null()), "{data}");
-            said.text += choice.pointer("/delta/content").or(choice.get("text")).and_then(Value::as_str).unwrap_or_default();
-            said.finish_reasons.extend(choice.get("finish_reason").filter(|reason| !reason.is_null()).cloned());
+            summary.text += choice.pointer("/delta/content").or(choice.get("text")).and_then(Value::as_str).unwrap_or_default();
+            summary.finish_reasons.extend(choice.get("finish_reason").filter(|reason| !reason.is_null()).cloned());
         }
-        said
+        summary
     }
 }

@@ -133,7 +133,7 @@ impl Session {
         let lanes = std::mem::take(&mut self.lanes);
         let mut lanes = pin!(select_all(lanes));
         loop {
-            let news = select_all(engines.iter().zip(&seen).map(|(engine, seen)| Box::pin(engine.wait_news(*seen))));
+            let changes = select_all(engines.iter().zip(&seen).map(|(engine, seen)| Box::pin(engine.wait_for_change(*seen))));
             let sent = tokio::select! {
                 biased;
                 (ended, ..) = &mut lanes => return ended.unwrap_or_else(|error| Status::internal(error.to_string())),
@@ -143,7 +143,7 @@ impl Session {
                     Ok(None) => return Status::ok("the router left"),
                     Err(status) => return status,
                 },
-                (count, index, _) = news => {
+                (count, index, _) = changes => {
                     seen[index] = count;
                     tokio::time::sleep_until(next_report).await;
                     next_report = Instant::now() + REPORT_INTERVAL;
@@ -173,7 +173,7 @@ impl Session {
         let of = |replicas: &wire::Replicas| {
             let indices = replicas.indices.clone();
             let engines = self.agent.engines.clone().into_iter().enumerate();
-            engines.filter(move |(index, _)| indices.iter().any(|wanted| *wanted as usize == *index)).map(|(_, engine)| engine)
+            engines.filter(move |(index, _)| indices.iter().any(|requested| *requested as usize == *index)).map(|(_, engine)| engine)
         };
         match &directive.order {
             Some(Order::Resync(_)) => return self.send_snapshot().await,

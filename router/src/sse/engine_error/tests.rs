@@ -6,8 +6,8 @@ fn a_dead_cores_error_is_recognized_and_cannot_be_forged() {
     let dead = "EngineCore encountered an issue. See stack trace (above) for the root cause.";
     assert!(is_dead(format!("data: {{\"error\": {{\"message\": \"{dead}\", \"type\": \"InternalServerError\"}}}}\n\n").as_bytes()));
     assert!(is_dead(format!("{{\"error\":{{\"message\":\"{dead}\"}}}}").as_bytes()));
-    let said = serde_json::json!({"error": {"message": format!("template error at {{\"message\":\"{dead}\"}}")}});
-    assert!(!is_dead(said.to_string().as_bytes()));
+    let error_body = serde_json::json!({"error": {"message": format!("template error at {{\"message\":\"{dead}\"}}")}});
+    assert!(!is_dead(error_body.to_string().as_bytes()));
     let repeated = format!(r#"{{"error":{{"message":"no","input":{{"message":"{dead}"}}}},"detail":[{{"message":"{dead}"}}]}}"#);
     assert!(!is_dead(repeated.as_bytes()));
     let named = format!("event: error\ndata: {{\"type\":\"error\",\"error\":{{\"type\":\"api_error\",\"message\":\"{dead}\"}}}}\n\n");

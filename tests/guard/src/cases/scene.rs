@@ -63,13 +63,13 @@ impl RouterFixture {
     pub(crate) async fn start(replicas: u32, traces: Option<TraceSettings>) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir()?;
         let config = RouterConfig { traces, ..settings(&folder) };
-        let (tell, told) = tokio::sync::oneshot::channel();
+        let (tell, addresses) = tokio::sync::oneshot::channel();
         let router = CountedThread::start(move || async move {
             let router = Router::bind(config).await.expect("loopback has free ports");
             let _ = tell.send((router.edge_address(), router.agents_address()));
             router.run(Shutdown::new()).await.expect("it takes nobody's place");
         })?;
-        let (edge, agents) = told.await.context("the router did not start")?;
+        let (edge, agents) = addresses.await.context("the router did not start")?;
         let (took, taken) = mpsc::unbounded_channel();
         let mut attached = Vec::new();
         for (node, first) in (0..replicas).step_by(NODE_REPLICAS as usize).enumerate() {

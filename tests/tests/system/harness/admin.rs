@@ -24,7 +24,7 @@ pub(crate) struct Seen {
     pub(crate) restarts: u32,
     pub(crate) pid: u32,
     pub(crate) socket: String,
-    /// Requests of the router that was asked.
+    /// Requests of the router that answers.
     pub(crate) local_in_flight: u32,
     /// Requests of all routers.
     pub(crate) in_flight: u32,

@@ -190,8 +190,8 @@ impl LogsService for Receiver {
         let request = self.0.receive(request).await;
         for of_resource in request.resource_logs {
             let mut sender = attributes(of_resource.resource.unwrap_or_default().attributes);
-            let mut told = |name: &str| sender.remove(name).unwrap_or_default();
-            let (service, host) = (told("service.name"), told("host.name"));
+            let mut take = |name: &str| sender.remove(name).unwrap_or_default();
+            let (service, host) = (take("service.name"), take("host.name"));
             let records = of_resource.scope_logs.into_iter().flat_map(|scope| scope.log_records);
             self.0.events.lock().extend(records.map(|record| CollectedEvent::new(record, service.clone(), host.clone())));
         }

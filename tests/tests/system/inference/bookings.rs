@@ -4,7 +4,7 @@ use hostler_proto::inference::v1::{ListModelsRequest, PlaceRequest, PlaceRespons
 use tonic::metadata::MetadataValue;
 use tonic::{Code, Request};
 
-use super::{chat, client, text, told};
+use super::{chat, client, generate_streamed, text};
 use crate::harness::{Fleet, Setup, hostler};
 
 #[tokio::test(start_paused = true)]
@@ -84,8 +84,8 @@ async fn only_admins_learn_what_a_prompt_has_cached() {
         let placed = client.place(with(key, place())).await.unwrap().into_inner();
         assert_eq!(placed.candidates.len(), if sees { 2 } else { 0 });
         let generated = client.generate(with(key, prompt())).await.unwrap().into_inner();
-        let told = told(&mut client, with(key, prompt())).await.unwrap();
-        for placement in [placed.placement, generated.placement, told.started.unwrap().placement] {
+        let answer = generate_streamed(&mut client, with(key, prompt())).await.unwrap();
+        for placement in [placed.placement, generated.placement, answer.started.unwrap().placement] {
             let placement = placement.unwrap();
             assert!(!placement.replica.is_empty() && placement.prompt_tokens > 0);
             let shown = (placement.matched_tokens > 0, !placement.why.is_empty(), placement.predicted_first_token_seconds > 0.0);

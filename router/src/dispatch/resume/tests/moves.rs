@@ -36,10 +36,10 @@ async fn a_stream_on_a_draining_replica_resumes_elsewhere() {
         for cut in 1..events - 1 {
             let fixture = Fixture::start(2, &[(cut, Death::Silence)]).await;
             let begun = Instant::now();
-            let (told, ended) = fixture.drain_meanwhile(path, body).await;
-            assert_eq!((bare(&told), ended), (bare(&uncut), Ok(())), "{body} behind {cut}");
+            let (output, ended) = fixture.drain_meanwhile(path, body).await;
+            assert_eq!((bare(&output), ended), (bare(&uncut), Ok(())), "{body} behind {cut}");
             assert!(begun.elapsed() < Duration::from_secs(1), "{:?} behind {cut}", begun.elapsed());
-            assert_eq!((told.matches(SEAM_TEXT).count(), fixture.seen.lock().len(), fixture.moved()), (1, 2, 1), "behind {cut}");
+            assert_eq!((output.matches(SEAM_TEXT).count(), fixture.seen.lock().len(), fixture.moved()), (1, 2, 1), "behind {cut}");
             sleep(Duration::from_millis(100)).await;
             fixture.assert_idle();
         }
@@ -49,8 +49,8 @@ async fn a_stream_on_a_draining_replica_resumes_elsewhere() {
 #[tokio::test(start_paused = true)]
 async fn a_stream_stays_on_a_draining_replica_without_another() {
     let fixture = Fixture::start(1, &[(3, Death::Stall(5))]).await;
-    let (told, ended) = fixture.drain_meanwhile(CHAT, BODY).await;
-    assert_eq!((told, ended), (answer(FrontEnd::Python, CHAT, BODY.as_bytes(), "", &TEXTS).concat(), Ok(())));
+    let (output, ended) = fixture.drain_meanwhile(CHAT, BODY).await;
+    assert_eq!((output, ended), (answer(FrontEnd::Python, CHAT, BODY.as_bytes(), "", &TEXTS).concat(), Ok(())));
     assert_eq!((fixture.seen.lock().len(), fixture.moved()), (1, 0));
     fixture.assert_idle();
 }
@@ -59,16 +59,16 @@ async fn a_stream_stays_on_a_draining_replica_without_another() {
 async fn a_stream_about_to_end_stays_on_its_draining_replica() {
     let fixture = Fixture::start(2, &[(4, Death::Stall(1))]).await;
     let body = BODY.replace("5000", "6");
-    let (told, ended) = fixture.drain_meanwhile(CHAT, &body).await;
-    assert_eq!((told, ended), (answer(FrontEnd::Python, CHAT, body.as_bytes(), "", &TEXTS).concat(), Ok(())));
+    let (output, ended) = fixture.drain_meanwhile(CHAT, &body).await;
+    assert_eq!((output, ended), (answer(FrontEnd::Python, CHAT, body.as_bytes(), "", &TEXTS).concat(), Ok(())));
     assert_eq!((fixture.seen.lock().len(), fixture.moved()), (1, 0));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_stream_stays_when_no_other_engine_begins_in_time() {
     let fixture = Fixture::start(2, &[(3, Death::Stall(9)), (0, Death::Silence)]).await;
-    let (told, ended) = fixture.drain_meanwhile(CHAT, BODY).await;
-    assert_eq!((told, ended), (answer(FrontEnd::Python, CHAT, BODY.as_bytes(), "", &TEXTS).concat(), Ok(())));
+    let (output, ended) = fixture.drain_meanwhile(CHAT, BODY).await;
+    assert_eq!((output, ended), (answer(FrontEnd::Python, CHAT, BODY.as_bytes(), "", &TEXTS).concat(), Ok(())));
     assert_eq!(fixture.moved(), 0);
     assert!(fixture.seen.lock().len() >= 2);
     sleep(Duration::from_millis(100)).await;
@@ -92,8 +92,8 @@ async fn a_stream_leaves_a_silent_agent_unless_tokens_still_come() {
                 report(fleet, 2, false, Vec::new()).await;
             }
         };
-        let (told, ended) = tokio::select! { told = streaming => told, () = others => unreachable!() };
-        assert_eq!((bare(&told), ended), (bare(&answer(FrontEnd::Python, CHAT, BODY.as_bytes(), "", &TEXTS).concat()), Ok(())));
+        let (output, ended) = tokio::select! { output = streaming => output, () = others => unreachable!() };
+        assert_eq!((bare(&output), ended), (bare(&answer(FrontEnd::Python, CHAT, BODY.as_bytes(), "", &TEXTS).concat()), Ok(())));
         assert_eq!(fixture.moved(), moves, "{end:?}");
     }
 }
@@ -109,10 +109,10 @@ async fn a_stream_leaves_a_replica_for_sleep_and_may_return() {
         fixture.enter(0, Phase::Ready).await;
         fixture.enter(1, Phase::Draining).await;
     };
-    let ((told, ended), ()) = tokio::join!(fixture.stream(CHAT, BODY), moves);
-    assert_eq!((bare(&told), ended), (bare(&answer(FrontEnd::Python, CHAT, BODY.as_bytes(), "", &TEXTS).concat()), Ok(())));
+    let ((output, ended), ()) = tokio::join!(fixture.stream(CHAT, BODY), moves);
+    assert_eq!((bare(&output), ended), (bare(&answer(FrontEnd::Python, CHAT, BODY.as_bytes(), "", &TEXTS).concat()), Ok(())));
     let replicas: Vec<u32> = fixture.seen.lock().iter().map(|(head, _)| head.replica).collect();
-    assert_eq!((told.matches(SEAM_TEXT).count(), replicas[0], replicas.len()), (2, replicas[2], 3));
+    assert_eq!((output.matches(SEAM_TEXT).count(), replicas[0], replicas.len()), (2, replicas[2], 3));
     sleep(Duration::from_millis(100)).await;
     fixture.assert_idle();
 }
@@ -120,8 +120,8 @@ async fn a_stream_leaves_a_replica_for_sleep_and_may_return() {
 #[tokio::test(start_paused = true)]
 async fn a_stream_stays_when_the_other_engine_refuses_it() {
     let fixture = Fixture::start(2, &[(3, Death::Stall(3)), (0, Death::EngineRefusal), (0, Death::EngineRefusal)]).await;
-    let (told, ended) = fixture.drain_meanwhile(CHAT, BODY).await;
-    assert_eq!((told, ended), (answer(FrontEnd::Python, CHAT, BODY.as_bytes(), "", &TEXTS).concat(), Ok(())));
+    let (output, ended) = fixture.drain_meanwhile(CHAT, BODY).await;
+    assert_eq!((output, ended), (answer(FrontEnd::Python, CHAT, BODY.as_bytes(), "", &TEXTS).concat(), Ok(())));
     assert_eq!(fixture.moved(), 0);
     sleep(Duration::from_millis(100)).await;
     fixture.assert_idle();

@@ -37,9 +37,9 @@ async fn a_stream_replayed_anywhere_arrives_whole() {
         let uncut = replayed_answer(path, body.as_bytes(), Grouping { name: 0, group: 1, front_end: FrontEnd::Python });
         for (cut, death) in (1..uncut.len()).flat_map(|cut| [(cut, deaths[cut % deaths.len()]), (cut, Death::WithinEvent)]) {
             let fixture = start(&[1, 3], &[(cut, death)]).await;
-            let (told, ended) = fixture.stream(path, body).await;
-            assert_eq!((understood(&told), ended), (understood(&uncut.concat()), Ok(())), "{body} {death:?} behind {cut}: {told}");
-            assert_eq!(told.matches(SEAM_TEXT).count(), 1);
+            let (output, ended) = fixture.stream(path, body).await;
+            assert_eq!((understood(&output), ended), (understood(&uncut.concat()), Ok(())), "{body} {death:?} behind {cut}: {output}");
+            assert_eq!(output.matches(SEAM_TEXT).count(), 1);
             let seen = fixture.seen.lock().clone();
             assert!(seen.len() == 2 && seen.iter().all(|(head, sent)| head.path == path && sent == body), "{seen:?}");
             assert!(seen[0].0.replica != seen[1].0.replica && seen[0].0.fingerprint == seen[1].0.fingerprint);
@@ -54,10 +54,10 @@ async fn a_stream_whose_replays_are_lost_is_replayed_again() {
     let stopped = Death::Fault(Fault::EngineStopped);
     for (path, body) in REQUESTS {
         let fixture = start(&[1, 2, 4, 1], &[(3, stopped), (2, Death::WithinEvent), (2, Death::Incomplete)]).await;
-        let (told, ended) = fixture.stream(path, body).await;
+        let (output, ended) = fixture.stream(path, body).await;
         let uncut = replayed_answer(path, body.as_bytes(), Grouping { name: 0, group: 1, front_end: FrontEnd::Python }).concat();
-        assert_eq!((understood(&told), ended), (understood(&uncut), Ok(())), "{body}: {told}");
-        assert_eq!(told.matches(SEAM_TEXT).count(), 3);
+        assert_eq!((understood(&output), ended), (understood(&uncut), Ok(())), "{body}: {output}");
+        assert_eq!(output.matches(SEAM_TEXT).count(), 3);
         fixture.assert_idle();
     }
 }
@@ -70,10 +70,10 @@ async fn a_replay_with_another_answer_ends_with_an_error() {
         events.iter().map(|event| if attempt == 0 { event.clone() } else { event.replace("\"Let\"", "\"Lat\"") }).collect()
     });
     let fixture = fixture.await;
-    let (told, ended) = fixture.stream(path, body).await;
-    assert_eq!(told.matches("data: {\"error\":").count(), 1, "{told}");
-    assert!(told.contains("another one did not give the same answer") && ended.is_err(), "{told}");
-    assert!(!told.contains("Lat") && !told.contains("[DONE]"), "{told}");
+    let (output, ended) = fixture.stream(path, body).await;
+    assert_eq!(output.matches("data: {\"error\":").count(), 1, "{output}");
+    assert!(output.contains("another one did not give the same answer") && ended.is_err(), "{output}");
+    assert!(!output.contains("Lat") && !output.contains("[DONE]"), "{output}");
     assert_eq!(fixture.seen.lock().len(), 2);
     sleep(Duration::from_millis(100)).await;
     fixture.assert_idle();
@@ -86,8 +86,8 @@ async fn a_client_gets_comments_while_a_replay_catches_up() {
     let permit = fixture.admission.admit(&Caller::anonymous("".into()), UsageEstimate::default()).unwrap();
     let mut answer = fixture.dispatch.send(request(path, body), permit).await.unwrap_or_else(|refusal| panic!("{refusal}"));
     answer.body.send_keep_alives(Duration::from_secs(2));
-    let (told, ended) = read(answer.body).await;
-    assert_eq!((told.matches(": keep-alive\n\n").count(), ended), (4, Ok(())), "{told}");
+    let (output, ended) = read(answer.body).await;
+    assert_eq!((output.matches(": keep-alive\n\n").count(), ended), (4, Ok(())), "{output}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -95,9 +95,9 @@ async fn a_killer_request_is_not_replayed_through_the_fleet() {
     let lost = Death::Fault(Fault::EngineLost);
     for (path, body) in REQUESTS {
         let fixture = start(&[1; 6], &[(3, lost); 6]).await;
-        let (told, ended) = fixture.stream(path, body).await;
-        assert!(ended.is_err(), "{told}");
-        assert_eq!((fixture.seen.lock().len(), told.matches("\"error\":").count()), (2, 1), "{told}");
+        let (output, ended) = fixture.stream(path, body).await;
+        assert!(ended.is_err(), "{output}");
+        assert_eq!((fixture.seen.lock().len(), output.matches("\"error\":").count()), (2, 1), "{output}");
         fixture.assert_idle();
     }
 }
@@ -127,12 +127,12 @@ async fn a_stream_is_replayed_only_by_the_same_front_end() {
             replayed_answer(&head.path, body, Grouping { name: attempt, group: 1, front_end: front_ends[0] })
         });
         let fixture = fixture.await;
-        let (told, ended) = fixture.stream(path, body).await;
+        let (output, ended) = fixture.stream(path, body).await;
         if front_ends[0] == front_ends[1] {
             let uncut = replayed_answer(path, body.as_bytes(), Grouping { name: 0, group: 1, front_end: front_ends[0] }).concat();
-            assert_eq!((understood(&told), ended), (understood(&uncut), Ok(())), "{told}");
+            assert_eq!((understood(&output), ended), (understood(&uncut), Ok(())), "{output}");
         } else {
-            assert!(ended.is_err() && told.contains("data: {\"error\":") && !told.contains(SEAM_TEXT), "{told}");
+            assert!(ended.is_err() && output.contains("data: {\"error\":") && !output.contains(SEAM_TEXT), "{output}");
             assert_eq!(fixture.seen.lock().len(), 1);
         }
         sleep(Duration::from_millis(100)).await;

@@ -9,8 +9,8 @@ const BODY: &str = r#"{"model":"m","messages":[],"stream":true,"temperature":0,"
 const REPLAYED: &str = r#"{"model":"m","messages":[],"stream":true,"temperature":0,"stop":["x"]}"#;
 
 /// The events without empty ones, which a replay may leave out.
-fn telling(told: &str) -> Vec<String> {
-    bare(told).split("\n\n").filter(|event| !event.contains(r#""delta":{"content":""}"#)).map(str::to_owned).collect()
+fn telling(output: &str) -> Vec<String> {
+    bare(output).split("\n\n").filter(|event| !event.contains(r#""delta":{"content":""}"#)).map(str::to_owned).collect()
 }
 
 fn in_phase(phase: Phase, epoch: u64, start_left: Option<Duration>) -> ReplicaChange {
@@ -49,10 +49,10 @@ impl Fixture {
         }
     }
 
-    fn assert_resumed(&self, body: &str, (told, ended): (String, Result<(), String>)) {
+    fn assert_resumed(&self, body: &str, (output, ended): (String, Result<(), String>)) {
         let uncut = answer(FrontEnd::Python, CHAT, body.as_bytes(), "cmpl-r1", &TEXTS).concat();
-        assert_eq!((telling(&told), ended), (telling(&uncut), Ok(())));
-        assert_eq!((told.matches(SEAM_TEXT).count(), self.seen.lock().len(), self.dispatch.metrics.retries.get()), (1, 2, 1));
+        assert_eq!((telling(&output), ended), (telling(&uncut), Ok(())));
+        assert_eq!((output.matches(SEAM_TEXT).count(), self.seen.lock().len(), self.dispatch.metrics.retries.get()), (1, 2, 1));
         self.assert_idle();
     }
 }
@@ -91,8 +91,8 @@ async fn a_stream_waits_for_the_next_life_of_its_engine() {
 async fn a_stream_ends_when_its_agent_stays_away() {
     let fixture = Fixture::with_one(Death::Fault(Fault::LaneLost)).await;
     let begun = Instant::now();
-    let ((told, ended), ()) = tokio::join!(fixture.stream(CHAT, BODY), fixture.lose_agent());
-    assert!(ended.is_err() && told.contains("n/0 has lost its agent; it waited 3."), "{told}");
+    let ((output, ended), ()) = tokio::join!(fixture.stream(CHAT, BODY), fixture.lose_agent());
+    assert!(ended.is_err() && output.contains("n/0 has lost its agent; it waited 3."), "{output}");
     assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
     assert_eq!(fixture.seen.lock().len(), 1);
     fixture.assert_idle();
@@ -107,8 +107,8 @@ async fn a_stream_does_not_wait_for_an_engine_that_stays() {
             fixture.enter_life(phase, 1, start_left).await;
         };
         let begun = Instant::now();
-        let ((told, ended), ()) = tokio::join!(fixture.stream(CHAT, BODY), fails);
-        assert!(ended.is_err() && told.contains("it could not be resumed: "), "{told}");
+        let ((output, ended), ()) = tokio::join!(fixture.stream(CHAT, BODY), fails);
+        assert!(ended.is_err() && output.contains("it could not be resumed: "), "{output}");
         // The router is in its startup grace.
         assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
         fixture.assert_idle();
@@ -126,9 +126,9 @@ async fn a_stream_waits_no_longer_than_the_setting_allows() {
         }
     };
     let begun = Instant::now();
-    let (told, ended) = tokio::select! { told = fixture.stream(CHAT, BODY) => told, () = expected => unreachable!() };
+    let (output, ended) = tokio::select! { output = fixture.stream(CHAT, BODY) => output, () = expected => unreachable!() };
     let words = "2 jobs wait: ngpus; it waited 60.0 s for a replica, as long as router.max_queue_wait allows";
-    assert!(ended.is_err() && told.contains(words), "{told}");
+    assert!(ended.is_err() && output.contains(words), "{output}");
     assert!(begun.elapsed() < Duration::from_secs(61), "{:?}", begun.elapsed());
     assert_eq!((fixture.seen.lock().len(), fixture.dispatch.metrics.retries.get()), (1, 0));
     let last_miss = fixture.dispatch.fleet.view().expectation(Some("m")).unwrap().last_miss();
@@ -148,8 +148,8 @@ async fn a_stream_that_crashes_its_only_engine_twice_is_refused() {
             fixture.enter_life(Phase::Ready, epoch, None).await;
         }
     };
-    let ((told, ended), ()) = tokio::join!(fixture.stream(CHAT, BODY), crashes);
-    assert!(ended.is_err() && told.contains("data: {\"error\":"), "{told}");
+    let ((output, ended), ()) = tokio::join!(fixture.stream(CHAT, BODY), crashes);
+    assert!(ended.is_err() && output.contains("data: {\"error\":"), "{output}");
     assert_eq!(fixture.seen.lock().len(), 2);
     fixture.assert_idle();
 }

@@ -23,7 +23,7 @@ fn events(request: usize, name: usize, group: usize) -> Vec<String> {
     replayed_answer(path, body.as_bytes(), Grouping { name, group, front_end: Dialect::Python })
 }
 
-fn told(front_end: Dialect, request: usize, engines: &[(usize, usize)]) -> Result<String, Difference> {
+fn stream_of(front_end: Dialect, request: usize, engines: &[(usize, usize)]) -> Result<String, Difference> {
     let (_, path, body) = REQUESTS[request];
     resumed_stream(front_end, path, body, engines)
 }
@@ -34,10 +34,14 @@ fn a_stream_replayed_in_any_grouping_equals_an_uncut_one() {
         Dialect::ALL.into_iter().flat_map(|front_end| REQUESTS.iter().enumerate().map(move |of| (front_end, of)))
     {
         for (group, other_group) in [(1, 1), (1, 3), (3, 1), (2, 5), (5, 2), (4, 40), (40, 4)] {
-            let uncut = understood(&told(front_end, request, &[(group, 0)]).unwrap());
+            let uncut = understood(&stream_of(front_end, request, &[(group, 0)]).unwrap());
             for cut in 1..event_count(front_end, kind.1, kind.2, group) {
-                let told = told(front_end, request, &[(group, cut), (other_group, 0)]).unwrap();
-                assert_eq!(understood(&told), uncut, "{front_end:?} {kind:?} in {group} cut behind {cut}, then in {other_group}: {told}");
+                let output = stream_of(front_end, request, &[(group, cut), (other_group, 0)]).unwrap();
+                assert_eq!(
+                    understood(&output),
+                    uncut,
+                    "{front_end:?} {kind:?} in {group} cut behind {cut}, then in {other_group}: {output}"
+                );
             }
         }
     }
@@ -51,11 +55,11 @@ proptest! {
         request in 0..REQUESTS.len(),
         engines in prop::collection::vec((1_usize..6, 0_usize..30), 2..5),
     ) {
-        let uncut = understood(&told(front_end, request, &[(1, 0)]).unwrap());
+        let uncut = understood(&stream_of(front_end, request, &[(1, 0)]).unwrap());
         let mut engines = engines;
         // The first engine has sent something.
         engines[0].1 = engines[0].1.max(1);
-        prop_assert_eq!(understood(&told(front_end, request, &engines).unwrap()), uncut);
+        prop_assert_eq!(understood(&stream_of(front_end, request, &engines).unwrap()), uncut);
     }
 }
 
@@ -65,11 +69,11 @@ fn replay(api: ReplayApi, first: &[String], again: &[String]) -> Result<String, 
     first.iter().for_each(|event| record.observe(event.as_bytes()));
     assert!(record.is_known());
     record.rewind();
-    let mut told = String::new();
+    let mut output = String::new();
     for event in again {
-        told.push_str(std::str::from_utf8(&record.retell(event.as_bytes())?).unwrap());
+        output.push_str(std::str::from_utf8(&record.retell(event.as_bytes())?).unwrap());
     }
-    Ok(told)
+    Ok(output)
 }
 
 #[test]
@@ -167,10 +171,10 @@ fn a_replay_beyond_the_memory_goes_on_unrecorded() {
     record.rewind();
     let text = "x".repeat(2000);
     let long = events[3].replace("\"content\":\"", &format!("\"content\":\"{text}"));
-    let mut told = String::new();
+    let mut output = String::new();
     for event in events[..3].iter().chain([&long]).chain(&events[4..]) {
-        told.push_str(std::str::from_utf8(&record.retell(event.as_bytes()).unwrap()).unwrap());
+        output.push_str(std::str::from_utf8(&record.retell(event.as_bytes()).unwrap()).unwrap());
     }
-    assert!(told.contains(&text) && told.ends_with("data: [DONE]\n\n") && record.is_told(), "{told}");
+    assert!(output.contains(&text) && output.ends_with("data: [DONE]\n\n") && record.is_told(), "{output}");
     assert_eq!((record.is_known(), memory.taken()), (false, 0));
 }

@@ -4,7 +4,7 @@ const ONE: Channel = Channel { kind: 1, index: 0 };
 const OTHER: Channel = Channel { kind: 2, index: 0 };
 
 /// A transcript with `ab` and `é` in one channel, a mark, and `c` in another channel.
-fn told() -> (Transcript, LaneAt) {
+fn recorded() -> (Transcript, LaneAt) {
     let mut transcript = Transcript::new(&RecordMemory::default());
     let lane = transcript.lane((0, 0)).unwrap();
     for text in ["ab", "é"] {
@@ -18,7 +18,7 @@ fn told() -> (Transcript, LaneAt) {
 
 #[test]
 fn repeated_text_is_recognized_in_other_pieces() {
-    let (mut transcript, lane) = told();
+    let (mut transcript, lane) = recorded();
     assert!(!transcript.is_told());
     assert_eq!(transcript.tell_text(lane, ONE, "a"), Ok(1));
     assert_eq!(transcript.tell_text(lane, ONE, "bé"), Ok(3));
@@ -36,16 +36,16 @@ fn repeated_text_is_recognized_in_other_pieces() {
 #[test]
 fn any_other_text_is_a_difference() {
     let differs = |tell: &dyn Fn(&mut Transcript, LaneAt) -> bool| {
-        let (mut transcript, lane) = told();
+        let (mut transcript, lane) = recorded();
         tell(&mut transcript, lane)
     };
-    assert!(differs(&|told, lane| told.tell_text(lane, ONE, "ax").is_err()));
-    assert!(differs(&|told, lane| told.tell_text(lane, OTHER, "ab").is_err()));
-    assert!(differs(&|told, lane| told.tell_mark(lane, 9, &["x", "y"]).is_err()));
+    assert!(differs(&|transcript, lane| transcript.tell_text(lane, ONE, "ax").is_err()));
+    assert!(differs(&|transcript, lane| transcript.tell_text(lane, OTHER, "ab").is_err()));
+    assert!(differs(&|transcript, lane| transcript.tell_mark(lane, 9, &["x", "y"]).is_err()));
     // More text in a channel than the first stream had before its next piece.
-    assert!(differs(&|told, lane| told.tell_text(lane, ONE, "abéz").is_err()));
+    assert!(differs(&|transcript, lane| transcript.tell_text(lane, ONE, "abéz").is_err()));
     let after_text = |parts: &[&str]| {
-        let (mut transcript, lane) = told();
+        let (mut transcript, lane) = recorded();
         transcript.tell_text(lane, ONE, "abé").unwrap();
         transcript.tell_mark(lane, 9, parts)
     };
