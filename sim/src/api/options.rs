@@ -83,6 +83,16 @@ impl Options {
             return Err(too_long(context, prompt_tokens));
         };
         match self.max_tokens {
+            // Coding agents ask for 32,000 tokens. A model ends by itself, and this one where it
+            // plays an agent's model.
+            Some(tokens)
+                if args.sim_call_tools
+                    && !self.ignore_eos
+                    && self.structured.is_none()
+                    && tokens.min(room) > args.sim_output_tokens.max(1) =>
+            {
+                Ok(Limit { tokens: args.sim_output_tokens.max(1), finish: Finish::Stop })
+            }
             // A prompt with its answer is cut to the available room; `max_tokens` alone is checked
             // above.
             Some(tokens) => Ok(Limit { tokens: tokens.min(room), finish: Finish::Length }),
