@@ -15,6 +15,9 @@ const MAX_ANSWERS: usize = 128;
 /// Bytes that the split bodies may have beyond twice the original's.
 const MAX_EXTRA_BYTES: usize = 1024 * 1024;
 
+/// Temperatures below this are greedy (vLLM's `_SAMPLING_EPS`).
+const GREEDY_BELOW: f64 = 1e-5;
+
 /// A request as one for each of its answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct FanOut {
@@ -45,6 +48,8 @@ impl FanOutForm {
 pub(crate) enum FanOutError {
     #[error("a request may ask for {MAX_ANSWERS} answers at most (prompts × n): send several requests")]
     TooMany,
+    #[error("n must be 1 when using greedy sampling, got {0}.")]
+    Greedy(usize),
     #[error("the request is too long for so many answers: send several requests, or leave out `seed`")]
     TooLong,
 }
@@ -54,7 +59,7 @@ impl FanOut {
     /// engine can judge.
     ///
     /// # Errors
-    /// If its answers are too many, or the split bodies would be too long.
+    /// If its answers are too many or would be the same, or the split bodies would be too long.
     pub(crate) fn split(form: FanOutForm, body: &Bytes) -> Result<Option<Self>, FanOutError> {
         let Some(request) = SplitRequest::parse(form, body) else { return Ok(None) };
         let SplitRequest { prompts, choices, has_list, .. } = &request;
@@ -65,6 +70,9 @@ impl FanOut {
         }
         if count > MAX_ANSWERS {
             return Err(FanOutError::TooMany);
+        }
+        if *choices > 1 && request.is_greedy() {
+            return Err(FanOutError::Greedy(*choices));
         }
         let mut bodies: Vec<Bytes> = Vec::with_capacity(count);
         let mut bytes = 0;
@@ -135,6 +143,12 @@ impl<'a> SplitRequest<'a> {
             FanOutForm::Completion => split_prompts(set(prompt)?),
         };
         (choices > 0).then_some(Self { fields, prompts, has_list, choices, seed, id: set(id) })
+    }
+
+    /// Whether all choices would be the same. vLLM's Python front-end refuses that in these words.
+    fn is_greedy(&self) -> bool {
+        let temperature = self.fields.iter().find(|(name, _)| name == "temperature");
+        temperature.and_then(|(_, value)| value.get().parse::<f64>().ok()).is_some_and(|temperature| temperature < GREEDY_BELOW)
     }
 
     fn body_of(&self, prompt: usize, choice: usize, is_first: bool) -> String {
@@ -254,6 +268,7 @@ mod tests {
     fn answers_and_bytes_are_bounded() {
         let of = |body: Value| FanOut::split(FanOutForm::Chat, &body.to_string().into());
         assert_eq!(of(json!({"n": 129})), Err(FanOutError::TooMany));
+        assert_eq!(of(json!({"n": 2, "temperature": 0.0})), Err(FanOutError::Greedy(2)));
         assert_eq!(of(json!({"n": u64::MAX})), Err(FanOutError::TooMany));
         let long = "a".repeat(1024 * 1024);
         assert_eq!(of(json!({"n": 8, "seed": 1, "user": long})), Err(FanOutError::TooLong));

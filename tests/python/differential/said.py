@@ -1,16 +1,18 @@
-"""What an answer of the Messages or the Responses API says, whole or streamed, whoever tells it in which fields and events.
+"""What an answer of messages, responses or several choices says, whole or streamed, whoever tells it in which fields and events.
 
 Ids, moments and what was cached are left out, and so is how a text is cut into events.
 """
 
 import json
 
-from table import COUNT_TOKENS, MESSAGES
+from table import CHAT, COMPLETIONS, COUNT_TOKENS, MESSAGES
 
 
 def said(path: str, body: str, streams: bool) -> dict:
     """The same for a whole answer and for the stream that says it."""
     events = [json.loads(line.removeprefix("data: ")) for line in body.splitlines() if line.startswith("data: {")] if streams else []
+    if path in (CHAT, COMPLETIONS):
+        return choices_said(events if streams else [json.loads(body)])
     if path == MESSAGES:
         return message_said(gathered_message(events) if streams else json.loads(body))
     if path == COUNT_TOKENS:
@@ -22,6 +24,19 @@ def said(path: str, body: str, streams: bool) -> dict:
     assert "".join(deltas) == "".join(text for kind, text in told["items"] if kind == "message")
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     return told
+
+
+def choices_said(parts: list[dict]) -> dict:
+    """The text of each choice of a whole answer or a stream's events, why it ended, and what all used."""
+    texts, ends, used = {}, {}, None
+    for part in parts:
+        for choice in part["choices"]:
+            index = choice["index"]
+            text = (choice.get("message") or choice.get("delta") or {}).get("content") or choice.get("text") or ""
+            texts[index] = texts.get(index, "") + text
+            ends[index] = choice.get("finish_reason") or ends.get(index)
+        used = part.get("usage") or used
+    return {"texts": texts, "ends": ends, "used": used and [used[kind] for kind in ("prompt_tokens", "completion_tokens", "total_tokens")]}
 
 
 def message_said(message: dict) -> dict:

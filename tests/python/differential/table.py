@@ -43,6 +43,14 @@ class Asked:
         return isinstance(self.body, dict) and self.body.get("stream") is True
 
 
+def asks_for_several(body: dict | bytes | None) -> bool:
+    """Whether a chat or completion asks for several choices, or has its prompts in a list."""
+    if not isinstance(body, dict):
+        return False
+    prompt = body.get("prompt")
+    return body.get("n", 1) != 1 or (isinstance(prompt, list) and any(isinstance(part, str | list) for part in prompt))
+
+
 def both_ways(path: str, common: dict, rows: dict[str, dict], status: int = 200) -> list[Asked]:
     """Each row once whole and once streamed; `common` and then greedy sampling are what a row does not say itself."""
     base = {"temperature": 0, **common}
