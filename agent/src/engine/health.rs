@@ -273,8 +273,12 @@ fn is_healthy(reply: &ApiReply) -> bool {
 
 async fn read_models(client: &mut ApiClient) -> Result<Vec<ModelCard>, String> {
     let reply = client.get(Route::Models.path(), MODELS_TIMEOUT).await.map_err(|error| format!("cannot read /v1/models: {error}"))?;
-    if reply.status != StatusCode::OK {
-        return Err(format!("/v1/models has status {}", reply.status.as_u16()));
+    match reply.status {
+        StatusCode::OK => {}
+        StatusCode::UNAUTHORIZED => {
+            return Err("/v1/models wants a key, which agents do not have: start the engine without --api-key".to_owned());
+        }
+        other => return Err(format!("/v1/models has status {}", other.as_u16())),
     }
     if reply.is_from_router {
         return Err("a router answers there, whose engines would get their own requests back: attach engines".to_owned());
