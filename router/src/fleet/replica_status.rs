@@ -1,6 +1,7 @@
 //! State and load of a replica as its agent reports them: the router's own types, which `session`
 //! parses from reports.
 
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -9,6 +10,7 @@ use hostler_prompt::Dialect;
 use strum::IntoStaticStr;
 
 use crate::prompt::{EncoderKey, FilesHash};
+use crate::resume_tier::NotResumed;
 
 /// An engine's stage of life.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, IntoStaticStr)]
@@ -78,6 +80,25 @@ pub(crate) struct EngineLaunch {
     pub max_context_tokens: Option<u64>,
     /// Client routes that the engine's front-end lacks, each with everything below it.
     pub missing_routes: Vec<String>,
+    pub resume_checks: ResumeChecks,
+}
+
+/// Whether streams of an engine can be resumed, by kind, found out once: each request asks this of
+/// each replica until one can.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ResumeChecks {
+    pub chats: OnceLock<Result<(), NotResumed>>,
+    pub completions: OnceLock<Result<(), NotResumed>>,
+    pub replays: OnceLock<Result<(), NotResumed>>,
+}
+
+impl Eq for ResumeChecks {}
+
+/// The checks follow from the flags, which are compared.
+impl PartialEq for ResumeChecks {
+    fn eq(&self, _other: &Self) -> bool {
+        true
+    }
 }
 
 impl EngineLaunch {

@@ -27,7 +27,7 @@ use super::fleet_writer::{Fleet, FleetUpdate, ReplicaChange};
 use super::index_writer::{CacheReport, CacheReportQueue, CacheUpdate};
 use super::job::{Job, Scheduler};
 use super::log_lines::LogLines;
-use super::replica_status::{EngineLaunch, EngineLoad, Model, Phase, ReplicaLoad, ReplicaStatus};
+use super::replica_status::{EngineLaunch, EngineLoad, Model, Phase, ReplicaLoad, ReplicaStatus, ResumeChecks};
 use super::view::MAX_CONTEXT_TOKENS;
 use crate::background::BackgroundTasks;
 use crate::crash_suspects::{CrashSuspects, MAX_REQUESTS_PER_CRASH, ReportedCrash};
@@ -461,6 +461,7 @@ fn parse_launch(launch: &wire::Launch) -> EngineLaunch {
         flags: launch.arguments.clone(),
         max_context_tokens,
         missing_routes: launch.missing_routes.clone(),
+        resume_checks: ResumeChecks::default(),
     }
 }
 

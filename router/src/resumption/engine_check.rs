@@ -27,6 +27,14 @@ const FLAGS_OF_ALL: [&str; 4] = ["--config", "--skip-tokenizer-init", "--enable-
 /// The reason why not.
 pub(crate) fn check_engine(launch: Option<&EngineLaunch>, api: StreamApi) -> Result<(), NotResumed> {
     let launch = launch.ok_or(NotResumed::Engine)?;
+    let known = match api {
+        StreamApi::Chat => &launch.resume_checks.chats,
+        StreamApi::Completions => &launch.resume_checks.completions,
+    };
+    *known.get_or_init(|| check_flags(launch, api))
+}
+
+fn check_flags(launch: &EngineLaunch, api: StreamApi) -> Result<(), NotResumed> {
     let has = |names: &[&str]| names.iter().any(|name| launch.has_flag(name));
     if launch.is_attached || has(&FLAGS_OF_ALL) {
         return Err(NotResumed::Engine);

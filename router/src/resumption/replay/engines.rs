@@ -63,8 +63,10 @@ const TOKEN_SHAPING: [&str; 9] = [
 /// The reason why not.
 pub(crate) fn check_replaying_engine(launch: Option<&EngineLaunch>) -> Result<(), NotResumed> {
     let launch = launch.ok_or(NotResumed::Engine)?;
-    let is_obscure = |flag: &String| OBSCURE.iter().any(|name| is_flag(flag, name));
-    if launch.flags.iter().any(is_obscure) { Err(NotResumed::Engine) } else { Ok(()) }
+    *launch.resume_checks.replays.get_or_init(|| {
+        let is_obscure = |flag: &String| OBSCURE.iter().any(|name| is_flag(flag, name));
+        if launch.flags.iter().any(is_obscure) { Err(NotResumed::Engine) } else { Ok(()) }
+    })
 }
 
 /// Whether two engines, by front-end and flags, make the same stream of the same tokens.
