@@ -36,6 +36,8 @@ def choices_said(parts: list[dict]) -> dict:
             texts[index] = texts.get(index, "") + text
             ends[index] = choice.get("finish_reason") or ends.get(index)
         used = part.get("usage") or used
+    # The Rust front-end writes the part of a character that a limit has cut; the Python one leaves it out.
+    texts = {index: text.rstrip("\ufffd") for index, text in texts.items()}
     return {"texts": texts, "ends": ends, "used": used and [used[kind] for kind in ("prompt_tokens", "completion_tokens", "total_tokens")]}
 
 
