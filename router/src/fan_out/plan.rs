@@ -12,8 +12,13 @@ use serde_json::value::RawValue;
 /// Most answers of one request. Each is a request of its own at the engine.
 const MAX_ANSWERS: usize = 128;
 
-/// Bytes that the split bodies may have beyond twice the original's.
+/// Bytes that the split bodies may have beyond twice the original's, those that are alike counted
+/// once: they are kept.
 const MAX_EXTRA_BYTES: usize = 1024 * 1024;
+
+/// Bytes that may be sent to the engine beyond eight times the original's, so that a client's bytes
+/// cost no more than a few of its own.
+const MAX_EXTRA_SENT_BYTES: usize = 4 * 1024 * 1024;
 
 /// Temperatures below this are greedy (vLLM's `_SAMPLING_EPS`).
 const GREEDY_BELOW: f64 = 1e-5;
@@ -75,27 +80,24 @@ impl FanOut {
             return Err(FanOutError::Greedy(*choices));
         }
         let mut bodies: Vec<Bytes> = Vec::with_capacity(count);
-        let mut bytes = 0;
+        let (mut kept, mut sent) = (0, 0);
         for index in 0..count {
             let (prompt, choice) = (index / *choices, index % *choices);
             // Choices differ by their seed only.
-            if choice > 1 && request.seed.is_none() {
-                bodies.push(bodies[index - 1].clone());
-                continue;
-            }
-            let own = request.body_of(prompt, choice, index == 0);
-            bytes += own.len();
-            if bytes > 2 * body.len() + MAX_EXTRA_BYTES {
+            let own = if choice > 1 && request.seed.is_none() {
+                bodies[index - 1].clone()
+            } else {
+                let own = Bytes::from(request.body_of(prompt, choice, index == 0));
+                kept += own.len();
+                own
+            };
+            sent += own.len();
+            if kept > 2 * body.len() + MAX_EXTRA_BYTES || sent > 8 * body.len() + MAX_EXTRA_SENT_BYTES {
                 return Err(FanOutError::TooLong);
             }
-            bodies.push(own.into());
+            bodies.push(own);
         }
         Ok(Some(Self { bodies, choices: *choices }))
-    }
-
-    /// Bytes of the bodies beside the original one.
-    pub(crate) fn byte_count(&self) -> usize {
-        self.bodies.iter().map(Bytes::len).sum()
     }
 }
 
@@ -273,5 +275,6 @@ mod tests {
         let long = "a".repeat(1024 * 1024);
         assert_eq!(of(json!({"n": 8, "seed": 1, "user": long})), Err(FanOutError::TooLong));
         assert_eq!(of(json!({"n": 8, "user": long})).unwrap().unwrap().bodies.len(), 8, "bodies without a seed are shared");
+        assert_eq!(of(json!({"n": 128, "user": long})), Err(FanOutError::TooLong), "all are sent");
     }
 }

@@ -264,8 +264,9 @@ impl Edge {
             return Ok(None);
         }
         let fan_out = FanOut::split(form, body).map_err(|error| Rejection::Malformed(error.to_string()))?;
-        if let Some(fan_out) = &fan_out {
-            room.count_copies(1, body.len() + fan_out.byte_count()).map_err(LimitExceeded::from)?;
+        if fan_out.is_some() {
+            // The body, and bodies of at most twice its length.
+            room.count_copies(3, body.len()).map_err(LimitExceeded::from)?;
         }
         Ok(fan_out)
     }
