@@ -28,6 +28,9 @@ const STARTING_INTERVAL: Duration = Duration::from_millis(100);
 /// How often a ready engine's health is polled.
 const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
 
+/// The reason why a router is not taken for an engine.
+const ROUTER_ANSWERS: &str = "a router answers there, whose engines would get their own requests back: attach engines";
+
 /// Shortest time between two reasons why a healthy engine is not ready.
 const COMPLAINT_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -129,21 +132,28 @@ async fn await_ready(
         if events.is_closed() {
             return None;
         }
-        match client.get("/health", HEALTH_TIMEOUT).await {
+        let health = client.get("/health", HEALTH_TIMEOUT).await;
+        let is_router = matches!(&health, Ok(reply) if reply.is_from_router);
+        let obstacle = match health {
+            // A router without engines is not healthy, and would never name its models.
+            Ok(_) if is_router => Some(ROUTER_ANSWERS.to_owned()),
             Ok(reply) if is_healthy(&reply) => match read_all_models(client, socket, desired).await {
                 Ok(models) => return Some(models),
-                // An engine that is healthy but names no model will not become ready by waiting, so
-                // log the reason once. A server of garbage has another one each time.
-                Err(reason) if complained.as_ref().is_none_or(|(last, at)| *last != reason && at.elapsed() >= COMPLAINT_INTERVAL) => {
-                    tracing::warn!(socket = %socket.display(), %reason, "engine is healthy but not ready");
-                    events.send(HealthEvent::NotReady(reason.clone())).await.ok()?;
-                    complained = Some((reason, Instant::now()));
-                }
-                Err(_) => {}
+                Err(reason) => Some(reason),
             },
-            Ok(_) | Err(_) => {}
+            Ok(_) | Err(_) => None,
+        };
+        // An engine that is healthy but names no model will not become ready by waiting, so log the
+        // reason once. A server of garbage has another one each time.
+        if let Some(reason) = obstacle
+            && complained.as_ref().is_none_or(|(last, at)| *last != reason && at.elapsed() >= COMPLAINT_INTERVAL)
+        {
+            tracing::warn!(socket = %socket.display(), %reason, "engine answers but is not ready");
+            events.send(HealthEvent::NotReady(reason.clone())).await.ok()?;
+            complained = Some((reason, Instant::now()));
         }
-        tokio::time::sleep(STARTING_INTERVAL).await;
+        // A router is asked seldom: each question is a line in its access log.
+        tokio::time::sleep(if is_router { COMPLAINT_INTERVAL } else { STARTING_INTERVAL }).await;
     }
 }
 
@@ -281,7 +291,7 @@ async fn read_models(client: &mut ApiClient) -> Result<Vec<ModelCard>, String> {
         other => return Err(format!("/v1/models has status {}", other.as_u16())),
     }
     if reply.is_from_router {
-        return Err("a router answers there, whose engines would get their own requests back: attach engines".to_owned());
+        return Err(ROUTER_ANSWERS.to_owned());
     }
     match parse_models(&reply.body) {
         Ok(models) if models.is_empty() => Err("/v1/models names no model".to_owned()),

@@ -20,6 +20,9 @@ const MAX_EXTRA_BYTES: usize = 1024 * 1024;
 /// cost no more than a few of its own.
 const MAX_EXTRA_SENT_BYTES: usize = 4 * 1024 * 1024;
 
+/// Floating-point numbers below this are exact: 2^53.
+const MOST_EXACT: f64 = 9_007_199_254_740_992.0;
+
 /// Temperatures below this are greedy (vLLM's `_SAMPLING_EPS`).
 const GREEDY_BELOW: f64 = 1e-5;
 
@@ -137,9 +140,12 @@ impl<'a> SplitRequest<'a> {
             }
         }
         let set = |value: Option<&'a RawValue>| value.filter(|value| value.get() != "null");
-        let choices = set(n).map_or(Ok(1), |n| serde_json::from_str::<usize>(n.get())).ok()?;
+        let choices = usize::try_from(set(n).map_or(Some(1), whole_number)?).ok()?;
         // To vLLM, -1 means no seed.
-        let seed = set(seed).filter(|seed| seed.get() != "-1").map(|seed| serde_json::from_str(seed.get())).transpose().ok()?;
+        let seed = match set(seed) {
+            Some(seed) => Some(whole_number(seed)?).filter(|seed| *seed != -1),
+            None => None,
+        };
         let (prompts, has_list) = match form {
             FanOutForm::Chat => (Vec::new(), false),
             FanOutForm::Completion => split_prompts(set(prompt)?),
@@ -179,12 +185,20 @@ impl<'a> SplitRequest<'a> {
     }
 }
 
+/// A whole number, also in a text or with a fraction of zero, as pydantic reads it.
+fn whole_number(value: &RawValue) -> Option<i64> {
+    let text = value.get().trim_matches('"');
+    #[expect(clippy::cast_possible_truncation, reason = "2^53 is below 2^63")]
+    let whole = |number: f64| (number.fract() == 0.0 && number.abs() < MOST_EXACT).then_some(number as i64);
+    text.parse().ok().or_else(|| text.parse::<f64>().ok().and_then(whole))
+}
+
 /// The prompts of a completion, which are a text, a list of tokens, or a list of either, and whether
 /// they are in a list.
 fn split_prompts(prompt: &RawValue) -> (Vec<&RawValue>, bool) {
-    let is_prompt = |item: &&RawValue| item.get().starts_with(['"', '[']);
+    let all = |items: &[&RawValue], first: char| items.iter().all(|item| item.get().starts_with(first));
     match serde_json::from_str::<Vec<&RawValue>>(prompt.get()) {
-        Ok(items) if !items.is_empty() && items.iter().all(is_prompt) => (items, true),
+        Ok(items) if !items.is_empty() && (all(&items, '"') || all(&items, '[')) => (items, true),
         _ => (vec![prompt], false),
     }
 }
@@ -238,13 +252,19 @@ mod tests {
         assert_eq!(parts[1..], vec![json!({"model": "m", "messages": [], "stream": true}); 2]);
         let seeded = split(FanOutForm::Chat, &json!({"seed": 7, "n": 3})).unwrap();
         assert_eq!(seeded, [7, 8, 9].map(|seed| json!({"seed": seed})));
+        for (n, seed) in [(json!("2"), json!("7")), (json!(2.0), json!(7.0)), (json!(2), json!(7))] {
+            let parts = split(FanOutForm::Chat, &json!({"n": n, "seed": seed})).unwrap();
+            assert_eq!(parts, [7, 8].map(|seed| json!({"seed": seed})));
+        }
     }
 
     #[test]
     fn each_prompt_is_a_request_of_each_choice() {
-        let parts = split(FanOutForm::Completion, &json!({"prompt": ["a", [1, 2]], "n": 2, "seed": 5})).unwrap();
         let part = |prompt: Value, seed: u32| json!({"prompt": prompt, "seed": seed});
-        assert_eq!(parts, [part(json!("a"), 5), part(json!("a"), 6), part(json!([1, 2]), 5), part(json!([1, 2]), 6)]);
+        for [one, two] in [[json!("a"), json!("b")], [json!([3]), json!([1, 2])]] {
+            let parts = split(FanOutForm::Completion, &json!({"prompt": [one.clone(), two.clone()], "n": 2, "seed": 5})).unwrap();
+            assert_eq!(parts, [part(one.clone(), 5), part(one, 6), part(two.clone(), 5), part(two, 6)]);
+        }
         assert_eq!(split(FanOutForm::Completion, &json!({"prompt": ["a"]})).unwrap(), [json!({"prompt": "a"})]);
     }
 
@@ -256,6 +276,7 @@ mod tests {
             json!({"prompt": ["a", "b"], "best_of": 3}),
             json!({"prompt": ["a", "b"], "use_beam_search": true}),
             json!({"prompt": ["a", "b"], "n": 0}),
+            json!({"prompt": ["a", [1]]}),
             json!({"prompt": ["a", "b"], "n": "two"}),
             json!({"prompt": ["a", "b"], "seed": 1.5}),
             json!({"n": 2}),
@@ -271,7 +292,7 @@ mod tests {
         let of = |body: Value| FanOut::split(FanOutForm::Chat, &body.to_string().into());
         assert_eq!(of(json!({"n": 129})), Err(FanOutError::TooMany));
         assert_eq!(of(json!({"n": 2, "temperature": 0.0})), Err(FanOutError::Greedy(2)));
-        assert_eq!(of(json!({"n": u64::MAX})), Err(FanOutError::TooMany));
+        assert_eq!(of(json!({"n": 1_u64 << 40})), Err(FanOutError::TooMany));
         let long = "a".repeat(1024 * 1024);
         assert_eq!(of(json!({"n": 8, "seed": 1, "user": long})), Err(FanOutError::TooLong));
         assert_eq!(of(json!({"n": 8, "user": long})).unwrap().unwrap().bodies.len(), 8, "bodies without a seed are shared");

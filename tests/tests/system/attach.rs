@@ -87,25 +87,33 @@ async fn attached_engines_are_left_alone_when_their_agent_ends() {
     assert!(engines.iter().all(|engine| !engine.is_finished()));
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_router_is_not_attached_as_an_engine() {
-    let folder = TempDir::new().unwrap();
-    let listener = UnixListener::bind(folder.path().join("a.sock")).unwrap();
-    // Answers as the edge of a router does.
+/// Answers every request as the edge of a router does.
+fn run_router(socket: &Path, status: &'static str) {
+    let listener = UnixListener::bind(socket).unwrap();
     tokio::spawn(async move {
         loop {
             let (mut stream, _) = listener.accept().await.unwrap();
             tokio::spawn(async move {
                 let body = r#"{"object":"list","data":[{"id":"theirs"}]}"#;
-                let answer = format!("HTTP/1.1 200 OK\r\nserver: {ROUTER_SERVER}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+                let answer = format!("HTTP/1.1 {status}\r\nserver: {ROUTER_SERVER}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
                 while stream.read(&mut [0; 4096]).await.is_ok_and(|read| read > 0) && stream.write_all(answer.as_bytes()).await.is_ok() {}
             });
         }
     });
-    let fleet = Fleet::launch(Setup::agents(1).attach(&[target(&folder, "a.sock")])).await;
-    until_known(&fleet, 1).await;
-    let refused = fleet.until_replica("n0/0", "refused", |replica| replica.reason.contains("a router answers there")).await;
-    assert!(!refused.is_ready());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_router_is_not_attached_as_an_engine() {
+    let folder = TempDir::new().unwrap();
+    run_router(&folder.path().join("a.sock"), "200 OK");
+    // A router without engines.
+    run_router(&folder.path().join("b.sock"), "503 Service Unavailable");
+    let fleet = Fleet::launch(Setup::agents(1).attach(&["a.sock", "b.sock"].map(|name| target(&folder, name)))).await;
+    until_known(&fleet, 2).await;
+    for id in ["n0/0", "n0/1"] {
+        let refused = fleet.until_replica(id, "refused", |replica| replica.reason.contains("a router answers there")).await;
+        assert!(!refused.is_ready());
+    }
     let models = fleet.edge().get("/v1/models").await;
     assert_eq!(models.header("server"), Some(ROUTER_SERVER), "so routers are recognized");
 }

@@ -254,6 +254,11 @@ fn features_of_the_python_front_end_are_refused_with_advice() {
         (json!({"tools": [{"type": "local_shell"}]}), "unknown variant `local_shell`"),
         (json!({"tools": [{"type": "web_search"}], "tool_choice": "required"}), "nobody here can run"),
         (json!({"tool_choice": "required"}), "the request has no tools"),
+        (json!({"tools": [{"type": "function", "name": ""}]}), "a tool needs a name"),
+        (
+            json!({"tools": agents_tools(), "tool_choice": {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "weather"}]}}),
+            "none of the request's tools",
+        ),
         (
             json!({"tools": agents_tools(), "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "namespace", "name": "mcp__toy"}]}}),
             "a tool of `allowed_tools` is a function or custom tool",

@@ -100,6 +100,9 @@ impl RenamedTools {
 
 impl ToolNames {
     fn add(&mut self, name: String, namespace: Option<&str>, is_custom: bool) -> Result<String, String> {
+        if name.is_empty() {
+            return Err("a tool needs a name".to_owned());
+        }
         let chat_name = chat_name(namespace, &name);
         let is_renamed = namespace.is_some() || is_custom;
         // Engines take two functions of one name.
@@ -240,7 +243,12 @@ fn tool_choice(choice: &Value, functions: &mut Vec<Value>) -> Result<Value, Stri
             let Some(allowed) = allowed else {
                 return Err("tool_choice: a tool of `allowed_tools` is a function or custom tool with its name".to_owned());
             };
-            functions.retain(|function| function["function"]["name"].as_str().is_some_and(|name| allowed.contains(name)));
+            let name_of = |function: &Value| function["function"]["name"].as_str().map(str::to_owned);
+            let known: HashSet<String> = functions.iter().filter_map(name_of).collect();
+            if let Some(unknown) = allowed.iter().find(|name| !known.contains(*name)) {
+                return Err(format!("tool_choice: `allowed_tools` has {unknown:?}, which is none of the request's tools"));
+            }
+            functions.retain(|function| name_of(function).is_some_and(|name| allowed.contains(&name)));
             Ok(mode.into())
         }
         _ => Err("tool_choice is a word, a function or custom tool with its name, or `allowed_tools` with a mode and tools".to_owned()),
