@@ -29,7 +29,7 @@ const GREEDY_BELOW: f64 = 1e-5;
 /// A request as one for each of its answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct FanOut {
-    /// Bodies in the order of the answers' indices: all choices of a prompt, then the next prompt's.
+    /// Bodies in the order of the answers' indices: all choices of a prompt, then those of the next.
     pub(super) bodies: Vec<Bytes>,
     /// Answers to each prompt.
     pub(super) choices: usize,
@@ -193,8 +193,8 @@ fn whole_number(value: &RawValue) -> Option<i64> {
     text.parse().ok().or_else(|| text.parse::<f64>().ok().and_then(whole))
 }
 
-/// The prompts of a completion, which are a text, a list of tokens, or a list of either, and whether
-/// they are in a list.
+/// The prompts of a completion, and whether they are in a list. A prompt is a text or a list of
+/// tokens.
 fn split_prompts(prompt: &RawValue) -> (Vec<&RawValue>, bool) {
     let all = |items: &[&RawValue], first: char| items.iter().all(|item| item.get().starts_with(first));
     match serde_json::from_str::<Vec<&RawValue>>(prompt.get()) {

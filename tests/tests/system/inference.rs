@@ -156,7 +156,8 @@ async fn the_pieces_of_a_stream_add_up_to_its_answer() {
     let mut client = client(&fleet).await;
     for mut request in [chat(20), text("Once upon a time", 20)] {
         let sampling = request.sampling.as_mut().unwrap();
-        (sampling.n, sampling.logprobs) = (Some(2), Some(2));
+        // Engines refuse several choices that would all be the same.
+        (sampling.n, sampling.logprobs, sampling.temperature, sampling.seed) = (Some(2), Some(2), Some(1.0), Some(7));
         request.return_token_ids = true;
         let whole = client.generate(request.clone()).await.unwrap().into_inner();
         let answer = generate_streamed(&mut client, request).await.unwrap();
