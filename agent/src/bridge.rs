@@ -9,6 +9,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use hostler_boot::socket::MAX_PATH_BYTES;
 use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional};
 use tokio::net::{TcpStream, UnixListener, UnixStream};
 use tokio::sync::mpsc;
@@ -21,9 +22,6 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Time limit for a connection to the engine.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Most bytes of a Unix socket's path: Linux's `sun_path` has 108, with a zero at the end.
-const MAX_SOCKET_PATH: usize = 107;
 
 /// Where an engine listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,7 +41,7 @@ pub enum AttachTargetError {
     Path(String),
     #[error("cannot attach to {0:?}: its port is a number from 1 to 65535")]
     Port(String),
-    #[error("cannot attach to {0:?}: a socket's path has at most {MAX_SOCKET_PATH} bytes")]
+    #[error("cannot attach to {0:?}: a socket's path has at most {MAX_PATH_BYTES} bytes")]
     LongPath(String),
     #[error("cannot attach to {0:?}: no engine takes a name and a password, so leave them out")]
     UserInfo(String),
@@ -59,7 +57,7 @@ impl AttachTarget {
             let path = path.strip_prefix("//").unwrap_or(path);
             return match path.len() {
                 0 => Err(AttachTargetError::Form(text.to_owned())),
-                length if length > MAX_SOCKET_PATH => Err(AttachTargetError::LongPath(text.to_owned())),
+                length if length > MAX_PATH_BYTES => Err(AttachTargetError::LongPath(text.to_owned())),
                 _ => Ok(Self::Unix(path.into())),
             };
         }

@@ -34,7 +34,7 @@ impl Phase {
 }
 
 impl Replica {
-    /// What the agent says of the replica; all defaults if the message has none.
+    /// The agent's report of the replica; all defaults if the message has none.
     #[must_use]
     pub fn state(&self) -> &ReplicaState {
         self.state.as_ref().unwrap_or(&NO_STATE)
@@ -118,7 +118,7 @@ impl GoneJob {
 }
 
 impl Gpu {
-    /// What the GPU's driver says; nothing if the message has no reading.
+    /// The driver's reading of the GPU; nothing if the message has none.
     #[must_use]
     pub fn reading(&self) -> &GpuReading {
         self.reading.as_ref().unwrap_or(&NO_READING)

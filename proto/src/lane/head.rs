@@ -66,6 +66,15 @@ pub struct ResponseHead {
     pub headers: Vec<Header>,
 }
 
+impl ResponseHead {
+    /// Whether the answer's content type begins like this.
+    #[must_use]
+    pub fn has_content_type(&self, kind: &[u8]) -> bool {
+        let has = |header: &Header| header.name.eq_ignore_ascii_case(b"content-type") && header.value.starts_with(kind);
+        self.headers.iter().any(has)
+    }
+}
+
 /// Reasons why an answer will never be complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {

@@ -22,6 +22,11 @@ pub(super) struct Binding {
 }
 
 impl Binding {
+    /// A replica for a request that did not wait for it.
+    pub(super) fn at_once(chosen: ChosenReplica) -> Self {
+        Self { chosen, queued_for: Duration::ZERO, turn: None }
+    }
+
     /// Whether the replica has room, as far as is known. A retry there after a full replica does
     /// not multiply a failing fleet's load.
     pub(super) fn has_room(&self) -> bool {
@@ -123,9 +128,9 @@ impl Dispatch {
             output_tokens: chosen.as_ref().map_or(0, |chosen| tokens(chosen.expected_output_tokens)),
             queued_at: match attempts.policy.attempts() {
                 0 => self.fleet.view().seconds(since),
-                // Whoever comes back from a full engine goes before those that came later.
+                // A request that comes back from a full engine goes before those that came later.
                 _ if attempts.losses.is_empty() => self.fleet.view().seconds(outgoing.received_at),
-                // Whoever has lost its engine goes first: its stream may stand still.
+                // A request that has lost its engine goes first: its stream may stand still.
                 _ => 0.0,
             },
         };
@@ -135,7 +140,7 @@ impl Dispatch {
             |chosen: &mut ChosenReplica| prompt.required_engine().is_some() || chosen.has_room() && !self.queue.has_waiting(prompt.model());
         if let Some(chosen) = chosen.take_if(overtakes) {
             self.queue.record_bypass(prompt.model(), &waiting, self.fleet.view().seconds(since));
-            return Ok(Some(Binding { chosen, queued_for: Duration::ZERO, turn: None }));
+            return Ok(Some(Binding::at_once(chosen)));
         }
         let queue_slot = queue_slot.map_or_else(|| self.queue.take_slot(outgoing.queue_share), Ok)?;
         drop(chosen);
@@ -159,7 +164,7 @@ impl Dispatch {
         attempts: &Attempts,
     ) -> Result<Option<Binding>, Refusal> {
         if !chosen.is_refused() {
-            return Ok(Some(Binding { chosen, queued_for: Duration::ZERO, turn: None }));
+            return Ok(Some(Binding::at_once(chosen)));
         }
         let ids = chosen.view.replicas.iter().map(|replica| replica.id.clone());
         let others: Vec<Arc<str>> = ids.filter(|id| *id != chosen.replica.id).collect();
@@ -201,7 +206,7 @@ impl Dispatch {
             outgoing.queue_slot = Some(slot);
             return self.bind_in_turn(prompt, outgoing, attempts, tried).await;
         }
-        Ok(Some(Binding { chosen, queued_for: Duration::ZERO, turn: None }))
+        Ok(Some(Binding::at_once(chosen)))
     }
 }
 

@@ -95,6 +95,6 @@ impl Dispatch {
         }
         // The request was a suspect and has been cleared.
         crash_watch.end_trial();
-        Some(Binding { chosen, queued_for: Duration::ZERO, turn: None })
+        Some(Binding::at_once(chosen))
     }
 }

@@ -4,7 +4,7 @@ use std::future::poll_fn;
 use std::sync::{Arc, LazyLock};
 
 use bytes::Bytes;
-use hostler_proto::lane::{Fault, Header, ResponseHead, StreamFault, WINDOW_BYTES};
+use hostler_proto::lane::{Fault, ResponseHead, StreamFault, WINDOW_BYTES};
 use memchr::memmem::Finder;
 
 use super::{ABORT_MESSAGE, END_MESSAGE, OutboundRequest, Work};
@@ -79,7 +79,7 @@ impl StartedAnswer {
     /// anything has reached the client. If nothing was to be computed, text that looks like an
     /// abort or like usage is the client's own.
     pub(super) async fn buffer_json_body(&mut self, work: Work) -> Result<(), StreamFault> {
-        if !self.has_content_type(b"application/json") {
+        if !self.head.has_content_type(b"application/json") {
             return Ok(());
         }
         let mut body = self.first_chunk.take().unwrap_or_default();
@@ -102,11 +102,6 @@ impl StartedAnswer {
     }
 
     pub(super) fn is_stream(&self) -> bool {
-        self.has_content_type(b"text/event-stream")
-    }
-
-    fn has_content_type(&self, expected: &[u8]) -> bool {
-        let has = |header: &Header| header.name.eq_ignore_ascii_case(b"content-type") && header.value.starts_with(expected);
-        self.head.headers.iter().any(has)
+        self.head.has_content_type(b"text/event-stream")
     }
 }

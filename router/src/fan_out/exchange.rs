@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
-use hostler_proto::lane::{Header, RequestHead, ResponseHead, StreamFault};
+use hostler_proto::lane::{RequestHead, ResponseHead, StreamFault};
 use parking_lot::Mutex;
 
 use super::FanOut;
 use super::merge::{MergedAnswer, MergedEvent, PartPosition};
 use crate::direct_writing::AnswerPipeline;
 use crate::lanes::{Exchange, Lanes};
+use crate::sse::LineBuffer;
 
 /// Most bytes of the parts' whole answers together.
 const MAX_ANSWER_BYTES: usize = 64 * 1024 * 1024;
@@ -36,7 +37,7 @@ impl AnswerExchange {
         let parts = fan_out.bodies.iter().enumerate().map(|(index, body)| {
             let exchange = lanes.open(head_of_part(&head, index, body), body.clone())?;
             let position = PartPosition { index, counts_prompt: index % fan_out.choices == 0 };
-            Ok(RequestPart { exchange, position, head: None, unread: BytesMut::new(), has_ended: false })
+            Ok(RequestPart { exchange, position, head: None, lines: LineBuffer::default(), whole: BytesMut::new(), has_ended: false })
         });
         let parts = parts.collect::<Result<_, StreamFault>>()?;
         Ok(Self::Merged(Box::new(Mutex::new(MergedExchange { parts, form: None, merged: MergedAnswer::default() }))))
@@ -116,8 +117,9 @@ struct RequestPart {
     exchange: Exchange,
     position: PartPosition,
     head: Option<ResponseHead>,
-    /// The beginning of the stream's current line, or a whole answer so far.
-    unread: BytesMut,
+    lines: LineBuffer,
+    /// An answer that is no stream, so far.
+    whole: BytesMut,
     has_ended: bool,
 }
 
@@ -141,9 +143,7 @@ impl MergedExchange {
             return Poll::Pending;
         }
         let Some(mut head) = self.parts[0].head.clone() else { return Poll::Pending };
-        let is_stream =
-            |header: &Header| header.name.eq_ignore_ascii_case(b"content-type") && header.value.starts_with(b"text/event-stream");
-        let form = if head.headers.iter().any(is_stream) { MergedForm::Stream } else { MergedForm::Whole };
+        let form = if head.has_content_type(b"text/event-stream") { MergedForm::Stream } else { MergedForm::Whole };
         self.form = Some(form);
         head.headers.retain(|header| !header.name.eq_ignore_ascii_case(b"content-length"));
         Poll::Ready(Ok(head))
@@ -159,7 +159,7 @@ impl MergedExchange {
     }
 
     fn poll_whole(&mut self, context: &Context<'_>) -> Poll<Result<Option<Bytes>, StreamFault>> {
-        let mut bytes = self.parts.iter().map(|part| part.unread.len()).sum::<usize>();
+        let mut bytes = self.parts.iter().map(|part| part.whole.len()).sum::<usize>();
         for part in self.parts.iter_mut().filter(|part| !part.has_ended) {
             while let Poll::Ready(piece) = part.exchange.poll_body(context) {
                 let Some(piece) = piece? else {
@@ -170,14 +170,14 @@ impl MergedExchange {
                 if bytes > MAX_ANSWER_BYTES {
                     return Poll::Ready(Err(StreamFault::protocol("the answer is too large: ask for less at once")));
                 }
-                part.unread.extend_from_slice(&piece);
+                part.whole.extend_from_slice(&piece);
             }
         }
         if self.parts.iter().any(|part| !part.has_ended) {
             return Poll::Pending;
         }
         self.form = Some(MergedForm::Ended);
-        let answers: Vec<(PartPosition, Bytes)> = self.parts.iter_mut().map(|part| (part.position, part.unread.split().freeze())).collect();
+        let answers: Vec<(PartPosition, Bytes)> = self.parts.iter_mut().map(|part| (part.position, part.whole.split().freeze())).collect();
         Poll::Ready(MergedAnswer::merge_answers(&answers).map(Some).map_err(|message| StreamFault::protocol(&message)))
     }
 
@@ -185,14 +185,11 @@ impl MergedExchange {
         let mut output = BytesMut::new();
         for part in self.parts.iter_mut().filter(|part| !part.has_ended) {
             while let Poll::Ready(piece) = part.exchange.poll_body(context) {
-                match piece? {
-                    None => {
-                        part.has_ended = true;
-                        break;
-                    }
-                    Some(piece) => part.unread.extend_from_slice(&piece),
-                }
-                if part.merge_lines(&mut self.merged, &mut output).map_err(|message| StreamFault::protocol(&message))? {
+                let Some(piece) = piece? else {
+                    part.has_ended = true;
+                    break;
+                };
+                if part.merge_piece(&piece, &mut self.merged, &mut output).map_err(|message| StreamFault::protocol(&message))? {
                     self.form = Some(MergedForm::Ended);
                     return Poll::Ready(Ok(Some(output.freeze())));
                 }
@@ -210,27 +207,32 @@ impl MergedExchange {
 }
 
 impl RequestPart {
-    /// Merges the lines that have come. Returns whether an error ends the answer.
-    fn merge_lines(&mut self, merged: &mut MergedAnswer, output: &mut BytesMut) -> Result<bool, String> {
-        while let Some(end) = memchr::memchr(b'\n', &self.unread) {
-            let line = self.unread.split_to(end + 1);
-            if line.starts_with(b":") {
-                output.extend_from_slice(&line);
-                output.extend_from_slice(b"\n");
+    /// Merges the lines that are whole now. Returns whether an error ends the answer.
+    fn merge_piece(&mut self, piece: &[u8], merged: &mut MergedAnswer, output: &mut BytesMut) -> Result<bool, String> {
+        let (position, mut has_failed) = (self.position, false);
+        self.lines.push(piece, |line| {
+            if !has_failed {
+                has_failed = merge_line(line, position, merged, output)?;
             }
-            let Some(data) = line.strip_prefix(b"data:").map(<[u8]>::trim_ascii) else { continue };
-            if data.is_empty() || data == b"[DONE]" {
-                continue;
-            }
-            if let Some(MergedEvent { data, is_error }) = merged.merge_event(self.position, data)? {
-                write_event(&data, output);
-                if is_error {
-                    return Ok(true);
-                }
-            }
-        }
-        if self.unread.len() > MAX_EVENT_BYTES { Err("the engine sent an event that is too large".to_owned()) } else { Ok(false) }
+            Ok::<_, String>(())
+        })?;
+        if self.lines.len() > MAX_EVENT_BYTES { Err("the engine sent an event that is too large".to_owned()) } else { Ok(has_failed) }
     }
+}
+
+/// Merges one line. Returns whether it is an error.
+fn merge_line(line: &[u8], position: PartPosition, merged: &mut MergedAnswer, output: &mut BytesMut) -> Result<bool, String> {
+    if line.starts_with(b":") {
+        output.extend_from_slice(line);
+        output.extend_from_slice(b"\n\n");
+    }
+    let Some(data) = line.strip_prefix(b"data:").map(<[u8]>::trim_ascii) else { return Ok(false) };
+    if data.is_empty() || data == b"[DONE]" {
+        return Ok(false);
+    }
+    let Some(MergedEvent { data, is_error }) = merged.merge_event(position, data)? else { return Ok(false) };
+    write_event(&data, output);
+    Ok(is_error)
 }
 
 fn write_event(data: &[u8], output: &mut BytesMut) {

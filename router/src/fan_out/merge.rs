@@ -12,7 +12,7 @@ pub(super) struct PartPosition {
     pub(super) counts_prompt: bool,
 }
 
-/// What the merged answer keeps of its first part, and the usage of all.
+/// State of a merge: fields of the first part that came, and the usage of all.
 #[derive(Debug, Default)]
 pub(super) struct MergedAnswer {
     /// Fields by which an answer is known, from the first part that came.

@@ -20,7 +20,7 @@ use super::peek::{Peek, is_invalid_for_engines, peek};
 use super::request::{InboundRequest, Prepared, Rejection};
 use super::resume_choice::ResumeChoice;
 use super::share::queue_share;
-use super::work_estimate::{charged_answers, estimate_tokens, estimate_work, output_bounds};
+use super::work_estimate::{charged_answers, estimate_tokens, estimate_work, output_bounds, sequences};
 use crate::access_log::{AccessEntry, client_id};
 use crate::admission::{LimitExceeded, Permit, UsageEstimate};
 use crate::dispatch::{Answer, ExternalPlacement, OutboundRequest, Refusal, Work};
@@ -30,9 +30,6 @@ use crate::keys::{Caller, Role};
 use crate::placement::{OutputBounds, PlacementRequest};
 use crate::response_affinity::{ResponseRecorder, ResponseReference};
 use crate::resumption::ask_for_tokens;
-
-/// Most sequences that a request is counted as. No engine computes more of one at once.
-const MAX_SEQUENCES: u32 = 16_384;
 
 /// The refusal for callers with limits.
 const NO_BACKGROUND: &str = "`background` is not for keys with limits, as nobody would count what it uses: send the request without it, \
@@ -284,12 +281,7 @@ impl Edge {
             max_output_tokens: peek.max_output.count().map(|most| most.saturating_mul(answers)),
             body_bytes: body.len() as u64,
         };
-        Estimate {
-            work,
-            output_bounds,
-            sequences: u32::try_from(answers).map_or(MAX_SEQUENCES, |answers| answers.min(MAX_SEQUENCES)),
-            usage,
-        }
+        Estimate { work, output_bounds, sequences: sequences(answers), usage }
     }
 }
 

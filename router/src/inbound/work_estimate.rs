@@ -59,6 +59,11 @@ pub(super) fn charged_answers(work: Work, peek: &Peek) -> u64 {
     if lists_prompts { work.answers } else { work.answers / work.prompts.max(1) }
 }
 
+/// Sequences that an engine computes for so many answers.
+pub(super) fn sequences(answers: u64) -> u32 {
+    u32::try_from(answers.min(MAX_CHOICES)).unwrap_or(u32::MAX)
+}
+
 /// Prompts of a completion's `prompt`: a text, a list of tokens, or a list of either.
 fn count_prompts(prompt: &str) -> u64 {
     if token_ids(prompt).is_some() { 1 } else { count_items(prompt) }

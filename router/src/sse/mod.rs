@@ -4,6 +4,7 @@
 mod answer_parser;
 mod engine_error;
 mod event;
+mod line_buffer;
 mod sse_scanner;
 mod text_length;
 
@@ -12,5 +13,6 @@ pub(crate) use answer_parser::{AnswerParser, FinishState};
 pub(crate) use engine_error::EngineEnd;
 pub(crate) use event::event_end;
 pub use hostler_api::Dialect;
+pub(crate) use line_buffer::LineBuffer;
 pub(crate) use sse_scanner::ChunkOutcome;
 pub use sse_scanner::SseScanner;

@@ -133,10 +133,10 @@ fn seed(fields: &Fields<'_>) -> Result<u64, ApiError> {
 
 fn check_temperature(fields: &Fields<'_>, args: &EngineArgs) -> Result<(), ApiError> {
     match number("temperature", fields.temperature)? {
-        Some(0.0) if choices(fields, args)? > 1 => {
-            let message = format!("n must be 1 when using greedy sampling, got {}.", choices(fields, args)?);
-            Err(ApiError::refused(None, &message))
-        }
+        Some(0.0) => match choices(fields, args)? {
+            1 => Ok(()),
+            several => Err(ApiError::refused(None, &format!("n must be 1 when using greedy sampling, got {several}."))),
+        },
         Some(value) if value < 0.0 => {
             let message = format!("temperature must be non-negative, got {value:?}.");
             Err(ApiError::bad_value("temperature", &format!("{value:?}"), &message))

@@ -4,7 +4,7 @@ use hostler_api::{ChunkChoice, ChunkMessage, ChunkToolCall, ChunkUsage, Completi
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use crate::edge::translation::unreadable_answer;
+use crate::edge::translation::{text_beside_calls, unreadable_answer};
 
 /// A message as far as it has come.
 #[derive(Debug, Serialize)]
@@ -74,9 +74,7 @@ pub(in crate::edge) fn translate_answer(body: &[u8]) -> Result<Vec<u8>, String> 
     if let Some(thinking) = reasoning.filter(|thinking| !thinking.is_empty()) {
         blocks.push(json!({"type": "thinking", "thinking": thinking, "signature": id}));
     }
-    // Models put line ends around calls.
-    let has_calls = !calls.is_empty();
-    if let Some(text) = content.filter(|text| if has_calls { !text.trim().is_empty() } else { !text.is_empty() }) {
+    if let Some(text) = text_beside_calls(content, !calls.is_empty()) {
         blocks.push(json!({"type": "text", "text": text}));
     }
     let is_cut = finish_reason.as_deref() == Some("length");

@@ -8,7 +8,7 @@ use hostler_api::{ChunkChoice, ChunkLogprobs, ChunkMessage, ChunkUsage, Completi
 use serde_json::{Map, Value, json};
 
 use super::tools::{NamedTool, RenamedTools, custom_input, is_cut};
-use crate::edge::translation::unreadable_answer;
+use crate::edge::translation::{text_beside_calls, unreadable_answer};
 
 /// Most bytes of repeated fields. Each stream keeps them, and sends them three times.
 const MAX_REPEATED_BYTES: usize = 4 * 1024 * 1024;
@@ -191,7 +191,7 @@ pub(in crate::edge) fn translate_answer(fields: &ResponseFields, body: &[u8], no
         output.push(reasoning_item(&head.item_id("rs", 0), &thinking, "completed"));
     }
     let has_calls = tool_calls.as_ref().is_some_and(|calls| !calls.is_empty());
-    if let Some(text) = content.filter(|text| if has_calls { !text.trim().is_empty() } else { !text.is_empty() }) {
+    if let Some(text) = text_beside_calls(content, has_calls) {
         let part = output_text(&text, &token_logprobs(logprobs)?);
         output.push(message_item(&head.item_id("msg", output.len()), Some(part), "completed"));
     }

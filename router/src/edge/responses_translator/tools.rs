@@ -149,6 +149,10 @@ pub(super) fn is_hosted(kind: &str) -> bool {
     HOSTED_TOOLS.contains(&kind)
 }
 
+fn is_hosted_tool(tool: &Value) -> bool {
+    tool["type"].as_str().is_some_and(is_hosted)
+}
+
 /// Adds a request's tools to the chat.
 ///
 /// # Errors
@@ -163,7 +167,7 @@ pub(super) fn add_tools(fields: &Map<String, Value>, chat: &mut Map<String, Valu
         };
     };
     let mut functions = Vec::new();
-    for tool in tools.iter().filter(|tool| !tool["type"].as_str().is_some_and(is_hosted)) {
+    for tool in tools.iter().filter(|tool| !is_hosted_tool(tool)) {
         match Tool::deserialize(tool).map_err(|error| format!("a tool cannot be understood: {error}"))? {
             Tool::Function(tool) => functions.push(function(tool, None, &mut names)?),
             Tool::Custom(tool) => functions.push(custom_function(tool, None, &mut names)?),
@@ -229,7 +233,6 @@ fn tool_choice(choice: &Value, functions: &mut Vec<Value>) -> Result<Value, Stri
         let is_function = matches!(tool["type"].as_str(), Some("function" | "custom"));
         tool["name"].as_str().filter(|_| is_function).map(|name| chat_name(tool["namespace"].as_str(), name))
     };
-    let is_left_out = |tool: &Value| tool["type"].as_str().is_some_and(is_hosted);
     if choice.is_string() {
         return Ok(choice.clone());
     }
@@ -238,7 +241,7 @@ fn tool_choice(choice: &Value, functions: &mut Vec<Value>) -> Result<Value, Stri
     }
     match (choice["type"].as_str(), choice["tools"].as_array(), choice["mode"].as_str()) {
         (Some("allowed_tools"), Some(allowed), Some(mode @ ("auto" | "required"))) => {
-            let ours = allowed.iter().filter(|tool| !is_left_out(tool));
+            let ours = allowed.iter().filter(|tool| !is_hosted_tool(tool));
             let allowed: Option<HashSet<String>> = ours.map(named).collect();
             let Some(allowed) = allowed else {
                 return Err("tool_choice: a tool of `allowed_tools` is a function or custom tool with its name".to_owned());

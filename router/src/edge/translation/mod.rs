@@ -13,4 +13,4 @@ pub(super) use body::{TranslatedBody, translated_headers};
 pub(super) use error_words::{error_message, unreadable_answer};
 pub(super) use request::{USE_PYTHON, is_wanted};
 pub(super) use stream::{ArrivalTime, ChunkTranslator, StreamTranslation, TranslationError};
-pub(super) use whole::translate_whole;
+pub(super) use whole::{text_beside_calls, translate_whole};

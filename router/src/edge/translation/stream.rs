@@ -6,6 +6,7 @@ use hostler_api::CompletionChunk;
 use tokio::time::Instant;
 
 use super::error_words::error_message;
+use crate::sse::LineBuffer;
 
 /// Longest event; a longer one ends the answer. The largest come with log probabilities, and have
 /// about ten kilobytes.
@@ -55,15 +56,14 @@ pub(in crate::edge) trait ChunkTranslator: std::fmt::Debug + Send {
 #[derive(Debug)]
 pub(in crate::edge) struct StreamTranslation {
     translator: Box<dyn ChunkTranslator>,
-    /// The beginning of the event stream's current line.
-    partial_line: Vec<u8>,
+    lines: LineBuffer,
     /// Output for the client.
     output: Vec<u8>,
 }
 
 impl StreamTranslation {
     pub(in crate::edge) fn new(translator: impl ChunkTranslator + 'static) -> Self {
-        Self { translator: Box::new(translator), partial_line: Vec::new(), output: Vec::new() }
+        Self { translator: Box::new(translator), lines: LineBuffer::default(), output: Vec::new() }
     }
 
     /// Reads bytes and returns the output, which may be empty.
@@ -71,21 +71,13 @@ impl StreamTranslation {
     /// # Errors
     /// If the engine reports a failure, or its answer cannot be translated. Earlier output can
     /// still be taken.
-    pub(in crate::edge) fn push(&mut self, mut bytes: &[u8], now: ArrivalTime) -> Result<Vec<u8>, TranslationError> {
-        while let Some(end) = memchr::memchr(b'\n', bytes) {
-            if self.partial_line.is_empty() {
-                self.read_line(&bytes[..end], now)?;
-            } else {
-                self.partial_line.extend_from_slice(&bytes[..end]);
-                let line = std::mem::take(&mut self.partial_line);
-                self.read_line(&line, now)?;
-            }
-            bytes = &bytes[end + 1..];
-        }
-        if self.partial_line.len() + bytes.len() > MAX_EVENT_BYTES {
+    pub(in crate::edge) fn push(&mut self, bytes: &[u8], now: ArrivalTime) -> Result<Vec<u8>, TranslationError> {
+        let mut lines = std::mem::take(&mut self.lines);
+        lines.push(bytes, |line| self.read_line(line, now))?;
+        if lines.len() > MAX_EVENT_BYTES {
             return Err(TranslationError("the engine sent an event that is too large".to_owned()));
         }
-        self.partial_line.extend_from_slice(bytes);
+        self.lines = lines;
         Ok(self.take_output())
     }
 
@@ -100,7 +92,7 @@ impl StreamTranslation {
     /// If the answer is not whole.
     pub(in crate::edge) fn finish(&mut self, now: ArrivalTime) -> Result<Vec<u8>, TranslationError> {
         // An engine may leave out the last line end.
-        let rest = std::mem::take(&mut self.partial_line);
+        let rest = self.lines.take();
         self.read_line(&rest, now)?;
         self.translator.finish(now, &mut self.output)?;
         Ok(self.take_output())

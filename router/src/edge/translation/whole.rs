@@ -78,6 +78,11 @@ where
     Ok(room.transfer_to(QueueShare { bytes: translated.len() as u64, ..owner })?.wrap(translated))
 }
 
+/// The text of a whole answer. Blank text beside calls is none: models put line ends around them.
+pub(in crate::edge) fn text_beside_calls(content: Option<String>, has_calls: bool) -> Option<String> {
+    content.filter(|text| if has_calls { !text.trim().is_empty() } else { !text.is_empty() })
+}
+
 #[cfg(test)]
 mod tests {
     use http_body_util::Full;

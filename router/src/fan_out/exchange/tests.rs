@@ -5,6 +5,8 @@ use hostler_proto::agent::v1::{End, Frame, FrameBatch};
 use prometheus_client::metrics::counter::Counter;
 use serde_json::{Value, json};
 
+use hostler_proto::lane::Header;
+
 use super::super::FanOutForm;
 use super::*;
 use crate::lanes::Lane;
