@@ -3,7 +3,7 @@
 //! reads.
 
 /// Messages that are written as JSON, by their fields' names.
-const JSON_MESSAGES: [&str; 21] = [
+const JSON_MESSAGES: [&str; 23] = [
     "agent.v1.EngineLoad",
     "agent.v1.Failure",
     "agent.v1.Finding",
@@ -14,6 +14,8 @@ const JSON_MESSAGES: [&str; 21] = [
     "agent.v1.Load",
     "agent.v1.Progress",
     "agent.v1.ReplicaState",
+    "agent.v1.Start",
+    "agent.v1.StartStage",
     "fleet.v1.Cache",
     "fleet.v1.Decision",
     "fleet.v1.FirstTokens",

@@ -63,6 +63,19 @@ pub enum FrontEnd {
     Rust,
 }
 
+/// How vLLM's processes begin.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum EngineStart {
+    /// From a process that has imported vLLM before; one waits on each node for the next start.
+    #[default]
+    Spare,
+    /// From a process that imports vLLM for the engine alone, and is forked.
+    Fork,
+    /// As `vllm serve` begins by itself.
+    Plain,
+}
+
 /// What becomes of engines whose agent dies.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
@@ -132,6 +145,10 @@ pub struct AgentConfig {
     pub profile: Profile,
     /// vLLM's HTTP front-end: `auto`, `python` or `rust`.
     pub front_end: FrontEnd,
+    /// How vLLM's processes begin: `spare`, where one process of each node has imported vLLM and
+    /// waits for the next start (1.1 GB of memory), `fork`, where it is imported for each start but
+    /// only once, or `plain`. The profile `conservative` starts plainly.
+    pub engine_start: EngineStart,
     /// Bind each engine to the CPU cores next to its GPU, as far as this job may use them. Turn it
     /// off where something else binds.
     pub bind_cpus: bool,
@@ -234,6 +251,7 @@ impl Default for AgentConfig {
             tp: 0,
             profile: Profile::Throughput,
             front_end: FrontEnd::Auto,
+            engine_start: EngineStart::Spare,
             bind_cpus: true,
             nvml_lib: std::env::var_os("HOSTLER_NVML_LIB").unwrap_or_default().into(),
             vllm_bin: "vllm".into(),

@@ -91,6 +91,7 @@ mod tests {
             version: None,
             models: Arc::default(),
             ready_in: None,
+            start: None,
             returns_in: None,
             progress: None,
             failure: Some(Diagnosis { kind, cause: "there is no such model".to_owned(), remedy: "check --model".to_owned() }),

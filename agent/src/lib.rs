@@ -40,6 +40,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use hostler_boot::home::cache_dir;
 use hostler_boot::metrics::MetricRegistry;
 use hostler_boot::program::find_program;
 use hostler_boot::shutdown::{SignalSource, join_within};
@@ -165,6 +166,10 @@ pub struct Agent {
     host: String,
     engine: EngineProgram,
     plan: Plan,
+    /// Python of the installed vLLM.
+    interpreter: Option<PathBuf>,
+    /// Folder for the bytecode that the installed vLLM lacks.
+    bytecode_cache: Option<PathBuf>,
     run_dir: RunDir,
     access: RouterAccess,
     logs: PathBuf,
@@ -224,6 +229,15 @@ impl Agent {
         }
         let (installed, job) = tokio::join!(plan::probe_installed(&engine), JobClock::of_environment(time_to_leave(&config)));
         let installed = installed?;
+        let interpreter = installed.as_ref().and_then(|installed| installed.interpreter.clone());
+        let bytecode_cache = installed.as_ref().is_some_and(|installed| installed.lacks_bytecode).then(cache_dir).flatten();
+        let bytecode_cache = bytecode_cache.map(|cache| cache.join("hostler/pycache"));
+        if let Some(cache) = &bytecode_cache {
+            tracing::info!(
+                cache = %cache.display(),
+                "the modules of vLLM are not compiled, and its folder may not be written: the first start compiles them into this cache"
+            );
+        }
         let links = host.driver.as_ref().map(|driver| driver.links().clone()).unwrap_or_default();
         let plan = plan::plan_inventory(
             Inventory { engine: engine.clone(), installed, gpus: host.gpus.clone(), links, resources: HostResources::detect() },
@@ -248,7 +262,22 @@ impl Agent {
         let run_dir = open_run_dir(config.run_dir.clone(), node.clone()).await?;
         let keepers = simulated.to_owned().into();
         let logs = run_dir::log_dir(&config.log_dir)?;
-        Ok(Self { logs, config, node, host: host.name, job, engine, plan, run_dir, access, keepers, fate, driver })
+        Ok(Self {
+            logs,
+            config,
+            node,
+            host: host.name,
+            job,
+            engine,
+            plan,
+            interpreter,
+            bytecode_cache,
+            run_dir,
+            access,
+            keepers,
+            fate,
+            driver,
+        })
     }
 
     /// Runs the engines as tasks of this process.
@@ -280,7 +309,7 @@ impl Agent {
         let end = CancellationToken::new();
         let supervisors = TaskTracker::new();
         let survivors = self.run_dir.take_survivors();
-        let (specs, rejected) = match self.engine_specs(survivors) {
+        let (specs, rejected, warm_starts) = match self.engine_specs(survivors) {
             Ok(specs) => specs,
             Err(error) => {
                 // The engines in the run directory live on.
@@ -310,6 +339,8 @@ impl Agent {
             attached_routers: tokio::sync::watch::Sender::default(),
             attachments: attachments.clone(),
         };
+        let spare_end = end.child_token();
+        let spares = warm_starts.map(|warm_starts| AbortOnDropHandle::new(tokio::spawn(warm_starts.tend(spare_end.clone()))));
         let watcher = tokio::spawn({
             let (state, end) = (state.clone(), end.clone());
             async move { state.watch(end).await }
@@ -319,6 +350,8 @@ impl Agent {
 
         let clock = AbortOnDropHandle::new(tokio::spawn(job::drain_in_time(self.job.clone(), self.config.job_interval, shutdown.clone())));
         let outcome = self.wait_for_reason(&shutdown, &state, &attachments).await;
+        // No engine starts any more.
+        spare_end.cancel();
         let keeps = self.fate != AgentDeathPolicy::Kill;
         let terms = LeaveTerms::in_job(&self.config, self.job.as_deref());
         let hands_over = keeps && shutdown.is_by_hang_up();
@@ -328,7 +361,7 @@ impl Agent {
         // here ends it.
         let stopped = timeout_at(left.deadline, futures_util::future::join_all(engines.iter().map(Engine::stop))).await;
         end.cancel();
-        drop(clock);
+        drop((clock, spares));
         let closed_by = Instant::now() + left.farewell;
         for task in [sessions, watcher, gpus, pages] {
             join_within(closed_by.saturating_duration_since(Instant::now()), task).await;

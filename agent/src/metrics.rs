@@ -2,6 +2,7 @@
 //! requested.
 
 use std::fmt;
+use std::time::Duration;
 
 use hostler_boot::metrics::{FigureTable, FigureValue, MetricRegistry, counter, gauge};
 use prometheus_client::collector::Collector;
@@ -45,6 +46,7 @@ impl AgentMetrics {
         page.describe(&GPUS);
         page.describe(&THROTTLED);
         page.describe(&FINDINGS);
+        page.describe(&START_STAGES);
         Self { complete, broken, cancelled, unknown_frames }
     }
 }
@@ -54,6 +56,12 @@ impl Collector for NodeState {
         let labelled = |replica| (vec![index_of(replica)], replica);
         ENGINES.encode(&mut encoder, &self.replicas().iter().map(labelled).collect::<Vec<_>>())?;
         encode_gpus(&mut encoder, &replica_gpus(self))?;
+        let stages = self.replicas().iter().flat_map(|replica| {
+            let start = replica.engine.status().borrow().start.clone();
+            let stages = start.iter().flat_map(|start| start.stages.clone()).collect::<Vec<_>>();
+            stages.into_iter().map(|past| (vec![index_of(replica), past.stage.to_owned()], past.took))
+        });
+        START_STAGES.encode(&mut encoder, &stages.collect::<Vec<_>>())?;
         let findings = self.replicas().iter().flat_map(|replica| {
             let found = replica.findings();
             let stands = move |kind| found.iter().any(|finding| finding.kind == kind);
@@ -151,6 +159,13 @@ const GPUS: FigureTable<GpuState> = FigureTable {
 const THROTTLED: FigureTable<()> = FigureTable {
     labels: &["replica", "gpu", "uuid", "reason"],
     figures: &[gauge("agent_gpu_throttled", "1 while the GPU's clocks are held down for this reason.", |()| true.into())],
+};
+
+const START_STAGES: FigureTable<Duration> = FigureTable {
+    labels: &["replica", "stage"],
+    figures: &[gauge("agent_engine_start_seconds", "How long this stage of the engine's last start took.", |took| {
+        took.as_secs_f64().into()
+    })],
 };
 
 const FINDINGS: FigureTable<bool> = FigureTable {

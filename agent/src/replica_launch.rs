@@ -9,25 +9,28 @@ use std::sync::Arc;
 use tokio_util::task::TaskTracker;
 
 use crate::advise::EngineSetup;
+use crate::config::{EngineStart, Profile};
 use crate::engine::start_order::StartOrder;
+use crate::engine::warm_starts::WarmStarts;
 use crate::engine::{AdoptedLife, Engine, EngineSpec};
 use crate::host::{EngineProgram, HostError, ReplicaPlan};
 use crate::keeper::SurvivingEngine;
+use crate::keeper::wire::ProcessSpec;
 use crate::vllm::command_line::command_line;
-use crate::vllm::{CommandLine, FrontEndInUse, LaunchContext, plugin};
+use crate::vllm::{CommandLine, FrontEndInUse, LaunchContext, plugin, warm_start};
 use crate::{Agent, AgentError, gpu, host, node, prompt_files, run_dir};
 
 pub(crate) type ReplicaLaunch<'a> = (&'a ReplicaPlan, EngineSpec, Option<AdoptedLife>);
+
+/// Launches, other engines that a dead agent left, and how this node's engines start.
+type NodeLaunch<'a> = (Vec<ReplicaLaunch<'a>>, Vec<SurvivingEngine>, Option<Arc<WarmStarts>>);
 
 impl Agent {
     /// Creates the launch of each replica.
     ///
     /// If a dead agent left exactly the engine that would be started, its life continues. Also
     /// returns the other engines that the dead agent left.
-    pub(crate) fn engine_specs(
-        &self,
-        mut survivors: Vec<SurvivingEngine>,
-    ) -> Result<(Vec<ReplicaLaunch<'_>>, Vec<SurvivingEngine>), AgentError> {
+    pub(crate) fn engine_specs(&self, mut survivors: Vec<SurvivingEngine>) -> Result<NodeLaunch<'_>, AgentError> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let cores = u32::try_from(cores / self.plan.replicas.len().max(1)).unwrap_or(1).max(1);
         let kv_cache_gib = host::kv_cache_gib(self.plan.replicas.len());
@@ -46,6 +49,7 @@ impl Agent {
                 choices: &self.plan.choices(plan, self.plan.front_end.in_use),
                 front_end: self.plan.front_end.in_use,
                 python_path: &python_path,
+                bytecode_cache: self.bytecode_cache.as_deref(),
             };
             let log = self.logs.join(run_dir::log_name(&self.host, &self.node, plan.index));
             let mut spec = EngineSpec::new(&launch, log, self.keepers.clone())?;
@@ -81,10 +85,34 @@ impl Agent {
             );
         }
         let start_order = Arc::new(StartOrder::for_replicas(&self.engine, &self.plan.replicas, command, self.config.startup_timeout));
+        let warm_starts = command.and_then(|command| self.warm_starts(command)).map(Arc::new);
         for (_, spec, _) in &mut described {
             spec.start_order = Arc::clone(&start_order);
+            spec.warm_starts.clone_from(&warm_starts);
         }
-        Ok((self.bind_to_gpus(described), survivors))
+        Ok((self.bind_to_gpus(described), survivors, warm_starts))
+    }
+
+    /// How engines with this command start, unless each start is plain.
+    fn warm_starts(&self, command: &CommandLine) -> Option<WarmStarts> {
+        let is_vllm = matches!(self.engine, EngineProgram::Vllm { .. });
+        if !is_vllm || self.config.engine_start == EngineStart::Plain || self.config.profile == Profile::Conservative {
+            return None;
+        }
+        let directory = self.run_dir.spares();
+        let spare = warm_start::spare_command(self.plan.setup.version, self.interpreter.as_deref(), command, &directory)
+            .map_err(str::to_owned)
+            .and_then(|spare| warm_start::write(&directory).map_err(|error| error.to_string()).map(|()| spare));
+        match spare {
+            Ok(spare) => {
+                let process = ProcessSpec::new(self.keepers.program(), &spare, &directory);
+                Some(WarmStarts::new(self.keepers.clone(), process, self.config.engine_start == EngineStart::Spare))
+            }
+            Err(because) => {
+                tracing::info!(because, "engines start without a spare");
+                None
+            }
+        }
     }
 
     pub(crate) fn start_replicas(&self, described: Vec<ReplicaLaunch<'_>>, supervisors: &TaskTracker) -> Vec<node::Replica> {

@@ -123,6 +123,11 @@ impl RunDir {
         self.path.join(format!("e{index}"))
     }
 
+    /// Directory of the files that spares need.
+    pub(crate) fn spares(&self) -> PathBuf {
+        self.path.join("spares")
+    }
+
     /// Socket of the agent's own pages unless an address is given.
     pub(crate) fn admin_socket(&self) -> PathBuf {
         self.path.join("admin.sock")

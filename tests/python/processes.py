@@ -130,6 +130,16 @@ def descendants(pid: int) -> list[Running]:
     return [one for one in processes if one.pid in family - {pid}]
 
 
+def shared_memory(group: int) -> set[str]:
+    """The files in shared memory that the processes of a group have mapped and that still have a name."""
+    mapped = set()
+    for pid in alive(group=group):
+        with contextlib.suppress(OSError):
+            lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+            mapped |= {line.split()[-1] for line in lines if "/dev/shm/" in line and not line.endswith("(deleted)")}
+    return {path for path in mapped if Path(path).exists()}
+
+
 class Process:
     """One running hostler command: its standard output as lines, its standard error in a file."""
 

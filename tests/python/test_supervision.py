@@ -21,7 +21,7 @@ import pytest
 
 import fleet as fleets
 from fleet import KEEP, MODEL, Fleet, Replica, Router, own_model
-from processes import Process, alive, ask, binary, environment, wait_until
+from processes import Process, alive, ask, binary, environment, shared_memory, wait_until
 from wire import Stream, all_streaming
 
 pytestmark = pytest.mark.vllm("supervised")
@@ -37,16 +37,6 @@ def members(group: int) -> dict[str, int]:
     names = {"VLLM::EngineCore": "core", "VLLM::Worker": "worker"}
     found = {names[word]: pid for pid, line in alive(group=group).items() for word in names if line.startswith(word)}
     return found | {"api": group}
-
-
-def shared_memory(group: int) -> set[str]:
-    """The files in shared memory that the processes of a group have mapped and that still have a name."""
-    mapped = set()
-    for pid in alive(group=group):
-        with contextlib.suppress(OSError):
-            lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-            mapped |= {line.split()[-1] for line in lines if "/dev/shm/" in line and not line.endswith("(deleted)")}
-    return {path for path in mapped if Path(path).exists()}
 
 
 def sockets(group: int) -> set[str]:

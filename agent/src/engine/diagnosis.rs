@@ -157,12 +157,18 @@ pub(crate) fn diagnose(ended: &LifeEnd, lines: &[String]) -> Diagnosis {
     if let Some((process, Some(signal))) = dead {
         return diagnose_signal(&format!("its process {process}"), signal, ended);
     }
+    if let EndCause::CoreEnded(Some(status)) = ended.cause
+        && let Some(signal) = status.signal()
+    {
+        return diagnose_signal("a process behind the front-end", signal, ended);
+    }
     let dead = dead.map(|(process, _)| process).or(match &ended.cause {
         EndCause::ProcessLost { process, .. } => Some(process.as_str()),
         _ => None,
     });
     if dead.is_some()
         || ending.messages().any(failure_patterns::is_process_death)
+        || matches!(ended.cause, EndCause::CoreEnded(_))
         || (ended.was_ready && matches!(ended.cause, EndCause::Exited(status) if status.success()))
     {
         return diagnose_core_death(dead, ended);

@@ -11,11 +11,13 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
+use super::PastStart;
 use super::crash_output::is_fatal;
 use super::health::HealthEvent;
 use super::log::{EngineLog, is_loading_marker};
 use super::model_card::ModelCard;
 use super::startup_progress::{LogFacts, StartupLogParser, StartupProgress};
+use super::warm_starts::StartOrigin;
 use crate::cache;
 use crate::keeper::KeeperNotices;
 use crate::keeper::wire::{KeeperFrame, KeeperNotice, PROTOCOL};
@@ -55,6 +57,9 @@ pub(super) struct EngineLife {
     /// An agent that has died began this life.
     pub(super) is_adopted: bool,
     pub(super) was_found_asleep: bool,
+    pub(super) origin: StartOrigin,
+    /// How it became ready, if this agent has seen it.
+    pub(super) start: Option<Arc<PastStart>>,
     pub(super) keeper_events: mpsc::Receiver<KeeperEvent>,
     pub(super) health_events: mpsc::Receiver<HealthEvent>,
     pub(super) startup_log: watch::Receiver<StartupLog>,
@@ -65,8 +70,8 @@ pub(super) struct EngineLife {
     pub(super) gave_up_at: Arc<OnceLock<Instant>>,
     /// How and when the first of the computing processes ended, if that was seen.
     pub(super) core_exit: Arc<OnceLock<(ExitStatus, Instant)>>,
-    /// Task that waits for that end.
-    pub(super) core_watch: Option<AbortOnDropHandle<()>>,
+    /// Task that waits for that end, and then for the front-end's last words.
+    pub(super) core_watch: Option<AbortOnDropHandle<Option<ExitStatus>>>,
     pub(super) _follower: AbortOnDropHandle<()>,
     pub(super) _health: AbortOnDropHandle<()>,
     pub(super) probe: Option<AbortOnDropHandle<()>>,
@@ -116,10 +121,14 @@ impl KeeperReader {
 
     fn classify(&self, notice: KeeperNotice) -> Option<KeeperEvent> {
         match notice {
-            KeeperNotice::Hello { protocol: PROTOCOL, .. } => None,
+            KeeperNotice::Hello { protocol: PROTOCOL, .. } | KeeperNotice::Prepared => None,
             KeeperNotice::Hello { protocol, .. } => Some(KeeperEvent::StartFailed(format!(
                 "the program that keeps engines is another build than this agent (protocol {protocol}, not {PROTOCOL}): restart the agent"
             ))),
+            KeeperNotice::SpareEnded(cause) => {
+                self.log.note(&format!("hostler: the spare has ended ({cause}), so vLLM is imported anew"));
+                None
+            }
             KeeperNotice::Started(leader) => Some(KeeperEvent::Started(leader)),
             KeeperNotice::StartFailed(text) => Some(KeeperEvent::StartFailed(text)),
             KeeperNotice::Exited(status) => Some(KeeperEvent::Exited(ExitStatus::from_raw(status))),

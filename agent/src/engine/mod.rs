@@ -17,6 +17,7 @@ pub(crate) mod start_order;
 pub(crate) mod startup_progress;
 mod state_machine;
 mod supervisor;
+pub(crate) mod warm_starts;
 mod watchdog;
 
 use std::io;
@@ -33,21 +34,23 @@ use self::diagnosis::Diagnosis;
 use self::log::EngineLog;
 pub(crate) use self::model_card::ModelCard;
 use self::start_order::StartOrder;
-use self::startup_progress::{LogFacts, StartupProgress};
+use self::startup_progress::{LogFacts, PastStage, StartupProgress};
 pub(crate) use self::state_machine::LeaveDeadlines;
 use self::state_machine::{AfterExit, EngineEvent, EngineState, LiveStage, MAX_BACKOFF};
 use self::supervisor::Supervisor;
+use self::warm_starts::{StartOrigin, WarmStarts};
 use crate::cache::{self, CacheLog};
 use crate::crashes::CrashLog;
 use crate::gpu::{CpuBinding, GpuAvailability};
 use crate::host::{EngineProgram, HostError};
 use crate::keeper::wire::{KeeperRequest, LaunchSpec};
-use crate::keeper::{self, AgentDeathPolicy, KeeperClient, KeeperNotices, KeeperSource, SurvivingEngine};
+use crate::keeper::{self, AgentDeathPolicy, KeeperClient, KeeperNotices, KeeperSource, PreparedKeeper, SurvivingEngine};
 use crate::probe::LoadSample;
 use crate::run_dir::{HeldDirectories, RunDirError};
 use crate::traffic::Traffic;
 use crate::vllm::command_line::{cache_source, command_line};
 use crate::vllm::directory::{prepare, socket_path};
+use crate::vllm::warm_start::may_fork;
 use crate::vllm::{CommandLine, FrontEndInUse, LaunchContext, VllmVersion};
 
 /// Commands that may wait for the supervisor, which never waits long for anything else.
@@ -96,6 +99,10 @@ pub struct EngineSpec {
     /// Command line used once `command` has failed to become ready, or lacks a route.
     pub fallback: Option<CommandLine>,
     pub start_order: Arc<StartOrder>,
+    /// `None` if every start is plain.
+    pub(crate) warm_starts: Option<Arc<WarmStarts>>,
+    /// Processes of an engine that starts warm may be forks of its first one.
+    pub(crate) may_fork: bool,
     /// Minimum time that an engine with work may show no progress before it counts as hung.
     pub stall_timeout: Duration,
     /// Time without requests after which the engine is tested with one token; zero turns the test
@@ -131,6 +138,8 @@ impl EngineSpec {
             gpu_availability: None,
             fallback: None,
             start_order: Arc::new(StartOrder::unordered()),
+            warm_starts: None,
+            may_fork: may_fork(launch.replica.gpus.len(), &launch.config.engine_args),
             stall_timeout: if is_attached { FOR_EVER } else { launch.config.stall_timeout },
             canary_interval: if is_attached { Duration::ZERO } else { launch.config.canary_interval },
         })
@@ -192,6 +201,8 @@ pub struct EngineStatus {
     /// Models that the engine serves; empty until it is ready.
     pub models: Arc<[ModelCard]>,
     pub ready_in: Option<Duration>,
+    /// How this life became ready, if this agent has seen it.
+    pub(crate) start: Option<Arc<PastStart>>,
     /// Seconds until the engine serves again, if it has served and restarts by itself.
     pub returns_in: Option<u32>,
     /// Progress of the start; `None` unless the engine starts or loads.
@@ -210,6 +221,13 @@ impl EngineStatus {
     pub(crate) fn max_model_len(&self) -> Option<u64> {
         self.facts.max_model_len.or_else(|| self.models.iter().find_map(ModelCard::max_model_len))
     }
+}
+
+/// A start that has succeeded.
+#[derive(Debug, PartialEq)]
+pub(crate) struct PastStart {
+    pub(crate) origin: StartOrigin,
+    pub(crate) stages: Vec<PastStage>,
 }
 
 /// A command to the supervisor.
@@ -453,20 +471,16 @@ enum LaunchError {
 }
 
 impl ProcessHandle {
-    /// Creates a keeper, and through it an engine, unless the engine was closed.
-    fn start(
-        &mut self,
-        keepers: &KeeperSource,
-        spec: LaunchSpec,
-        run_dirs: Option<&HeldDirectories>,
-    ) -> Result<KeeperNotices, LaunchError> {
+    /// Starts an engine through this keeper, or through a new one, unless the engine was closed.
+    fn start(&mut self, spec: &EngineSpec, launch: LaunchSpec, prepared: Option<PreparedKeeper>) -> Result<KeeperNotices, LaunchError> {
         if self.is_closed {
             return Err(LaunchError::Closed);
         }
-        run_dirs.map_or(Ok(()), HeldDirectories::restore)?;
-        let (path, program) = (PathBuf::from(&spec.directory), keepers.program().to_owned());
-        prepare(&path).map_err(|source| LaunchError::Directory { path, source })?;
-        let (keeper, notices) = keeper::start(keepers, spec).map_err(|source| LaunchError::Keeper { program, source })?;
+        spec.run_dirs.as_deref().map_or(Ok(()), HeldDirectories::restore)?;
+        prepare(&spec.directory).map_err(|source| LaunchError::Directory { path: spec.directory.clone(), source })?;
+        let warm = prepared.and_then(|keeper| keeper.start(launch.clone()).ok());
+        let started = warm.map_or_else(|| keeper::start(&spec.keepers, launch), Ok);
+        let (keeper, notices) = started.map_err(|source| LaunchError::Keeper { program: spec.keepers.program().to_owned(), source })?;
         self.keeper = Some(keeper);
         Ok(notices)
     }

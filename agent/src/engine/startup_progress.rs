@@ -16,6 +16,14 @@ pub struct StartupProgress {
     pub seconds_left: Option<u32>,
 }
 
+/// A stage of a start that is over.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct PastStage {
+    /// As in `StartupProgress`.
+    pub(crate) stage: &'static str,
+    pub(crate) took: Duration,
+}
+
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct LogFacts {
     pub kv_tokens: Option<u64>,
@@ -153,6 +161,9 @@ const COMPILED_MARKERS: [&str; 6] = [
 pub(crate) struct StartupLogParser {
     expected_duration: Option<Duration>,
     stage: StartupStage,
+    /// When the present stage began, and those before it.
+    stage_since: Duration,
+    past_stages: Vec<PastStage>,
     percent: f32,
     /// Progress of the present stage, if the engine reports it.
     stage_percent: Option<f32>,
@@ -169,6 +180,8 @@ impl StartupLogParser {
         Self {
             expected_duration: expected,
             stage: StartupStage::Imports,
+            stage_since: Duration::ZERO,
+            past_stages: Vec::new(),
             percent: 0.0,
             stage_percent: None,
             weights_since: None,
@@ -200,6 +213,12 @@ impl StartupLogParser {
         self.facts.clone()
     }
 
+    /// All stages of a start that is over after this time.
+    pub(crate) fn stages(&self, elapsed: Duration) -> Vec<PastStage> {
+        let last = PastStage { stage: self.stage.describe(), took: elapsed.saturating_sub(self.stage_since) };
+        self.past_stages.iter().cloned().chain([last]).collect()
+    }
+
     fn advance(&mut self, line: &str, elapsed: Duration) -> bool {
         let Some((_, stage)) = STAGE_MARKERS.iter().rev().find(|(sign, _)| line.contains(sign)) else {
             return false;
@@ -227,7 +246,8 @@ impl StartupLogParser {
         if stage == StartupStage::Weights {
             self.weights_since = Some(elapsed);
         }
-        self.stage = stage;
+        self.past_stages.push(PastStage { stage: self.stage.describe(), took: elapsed.saturating_sub(self.stage_since) });
+        (self.stage, self.stage_since) = (stage, elapsed);
         self.stage_percent = None;
         self.percent = self.percent.max(stage.start_percent());
     }

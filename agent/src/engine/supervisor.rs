@@ -10,6 +10,7 @@ mod status;
 use std::future::{Future, pending};
 use std::mem::take;
 use std::pin::Pin;
+use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -75,6 +76,8 @@ pub(super) struct Supervisor {
     /// Why the engine is out of service or asleep.
     out_of_service_reason: String,
     uses_fallback: bool,
+    /// Why the warm start before this one failed; then this one is plain.
+    plain_because: Option<String>,
     /// Failed starts; `None` once one has succeeded.
     failed_starts: Option<u32>,
     /// Every handle is gone.
@@ -105,6 +108,7 @@ impl Supervisor {
             version: spec.version,
             models: Arc::default(),
             ready_in: None,
+            start: None,
             returns_in: None,
             progress: None,
             failure: None,
@@ -128,6 +132,7 @@ impl Supervisor {
             has_last_life_served: false,
             out_of_service_reason: String::new(),
             uses_fallback: fell_back,
+            plain_because: None,
             failed_starts: Some(0),
             has_no_handles: false,
         };
@@ -176,11 +181,15 @@ impl Supervisor {
         }
         let wake_at = self.machine.next_deadline();
         let shows_progress = matches!(state, EngineState::Waiting | EngineState::Alive(LiveStage::Starting | LiveStage::Loading));
-        let (keeper_events, health_events, startup_log, cache_joined) = match &mut self.life {
-            Some(life) => {
-                (Some(&mut life.keeper_events), Some(&mut life.health_events), Some(&mut life.startup_log), life.cache_joined.as_mut())
-            }
-            None => (None, None, None, None),
+        let (keeper_events, health_events, startup_log, cache_joined, core_watch) = match &mut self.life {
+            Some(life) => (
+                Some(&mut life.keeper_events),
+                Some(&mut life.health_events),
+                Some(&mut life.startup_log),
+                life.cache_joined.as_mut(),
+                life.core_watch.as_mut(),
+            ),
+            None => (None, None, None, None, None),
         };
         // Read the keeper before the health check: a refused connection is the consequence of an
         // exit.
@@ -189,6 +198,7 @@ impl Supervisor {
             command = self.deps.commands.recv(), if !self.has_no_handles => self.handle_command(command),
             event = recv_or_pend(keeper_events) => self.handle_keeper_event(event),
             event = recv_or_pend(health_events) => self.handle_health_event(event),
+            status = await_or_pend(core_watch) => self.handle_core_end(status.unwrap_or_default()),
             // The engine serves from now on, whether or not the cache could be joined.
             _ = await_or_pend(cache_joined) => self.become_ready(),
             () = self.deps.traffic.wait_idle(), if matches!(state, EngineState::Draining(_)) => {
@@ -377,6 +387,15 @@ impl Supervisor {
             KeeperEvent::Empty => None,
             KeeperEvent::Gone => self.handle_keeper_loss(EndCause::KeeperLost),
         }
+    }
+
+    fn handle_core_end(&mut self, status: Option<ExitStatus>) -> Option<EngineEvent> {
+        self.life.as_mut()?.core_watch = None;
+        // A process that is to leave ends like this, too.
+        matches!(self.machine.state(), EngineState::Alive(_) | EngineState::Draining(_)).then(|| {
+            self.failure.suspect(EndCause::CoreEnded(status));
+            EngineEvent::Exited
+        })
     }
 
     fn socket_exists(&self) -> bool {

@@ -53,6 +53,8 @@ pub(super) fn start_with(script: &str, change: impl FnOnce(&mut EngineSpec)) -> 
         gpu_availability: None,
         fallback: None,
         start_order: Arc::new(StartOrder::unordered()),
+        warm_starts: None,
+        may_fork: true,
         stall_timeout: Duration::from_secs(10),
         canary_interval: Duration::ZERO,
     };
@@ -527,5 +529,82 @@ async fn an_overdue_start_is_killed_and_the_reason_says_so() {
     assert!(failed.reason.contains("not ready within 0.2 s") && failed.reason.contains("; next start in 1 s"), "{}", failed.reason);
     assert_eq!(failed.failure.unwrap().kind, diagnosis::FailureKind::StartupTimeout);
     assert!(fixture.processes().is_empty());
+    fixture.engine.stop().await;
+}
+
+/// A process that says that it has imported everything, waits for its order, and becomes this.
+fn spare(directory: &Path, then: &str) -> Arc<WarmStarts> {
+    let script = format!("printf '\\n' >&0; order=$(tr '\\0' ' ' <&0); [ -n \"$order\" ] || exit 0; echo \"order: $order\"; {then}");
+    let line = CommandLine {
+        program: "/bin/sh".into(),
+        arguments: vec!["-c".into(), script.into()],
+        set: vec![("VLLM_RPC_BASE_PATH", directory.join("spares").into())],
+        unset: Vec::new(),
+    };
+    let keepers = crate::keeper::tests::program(directory);
+    let process = crate::keeper::wire::ProcessSpec::new(&keepers, &line, &directory.join("spares"));
+    Arc::new(WarmStarts::new(keepers.into(), process, true))
+}
+
+/// An engine that starts warm, with the task that keeps its spare.
+fn start_warm(script: &str, then: &str) -> (Fixture, Arc<WarmStarts>, tokio_util::task::AbortOnDropHandle<()>) {
+    let mut warm_starts = None;
+    let fixture = start_with(script, |spec| {
+        spec.warm_starts = warm_starts.insert(Some(spare(spec.directory.parent().unwrap(), then))).clone();
+    });
+    let warm_starts = warm_starts.flatten().unwrap();
+    let tending = tokio::spawn(Arc::clone(&warm_starts).tend(tokio_util::sync::CancellationToken::new()));
+    (fixture, warm_starts, tokio_util::task::AbortOnDropHandle::new(tending))
+}
+
+async fn spare_waits(warm_starts: &WarmStarts) {
+    while !warm_starts.has_waiting_spare() {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test]
+async fn an_engine_that_was_killed_starts_from_the_spare() {
+    let (mut fixture, warm_starts, _tending) = start_warm("exec sleep 600", "exec sleep 600");
+    let serving = fixture.serve().await;
+    let first = fixture.phase(Phase::Ready).await;
+    spare_waits(&warm_starts).await;
+    kill_process(Pid::from_raw(first.pid.unwrap().cast_signed()).unwrap(), Signal::KILL).unwrap();
+    fixture.phase(Phase::Failed).await;
+    drop(serving);
+    fixture.until(|status| status.epoch > first.epoch && status.pid.is_some()).await;
+    let serving = fixture.serve().await;
+    fixture.phase(Phase::Ready).await;
+    let printed = fixture.engine.log_tail(5).join("\n");
+    assert!(printed.contains("it starts from the spare") && printed.contains("order: 1 3 /bin/sh -c exec sleep 600"), "{printed}");
+    let processes = fixture.processes();
+    assert!(!processes.is_empty(), "they are found although they began in another directory");
+    spare_waits(&warm_starts).await;
+    drop(serving);
+    fixture.engine.stop().await;
+    fixture.phase(Phase::Stopped).await;
+    assert!(orphans(&fixture.directory).is_empty());
+}
+
+#[tokio::test]
+async fn an_engine_that_does_not_start_warm_starts_plainly_and_so_do_all_after_it() {
+    let (mut fixture, warm_starts, _tending) = start_warm("exec sleep 600", "echo cannot share; exit 3");
+    let failed = fixture.until(|status| status.reason.contains("next start")).await;
+    assert!(failed.reason.contains("cannot share"), "{}", failed.reason);
+    fixture.engine.restart();
+    let _serving = fixture.serve().await;
+    fixture.phase(Phase::Ready).await;
+    assert!(warm_starts.take().is_none(), "no start is warm any more");
+    assert!(!warm_starts.has_waiting_spare());
+    fixture.engine.stop().await;
+}
+
+#[tokio::test]
+async fn an_engine_that_starts_in_neither_way_keeps_its_warm_starts() {
+    let (mut fixture, warm_starts, _tending) = start_warm("echo no such flag; exit 2", "exit 3");
+    fixture.until(|status| status.reason.contains("exit status: 3")).await;
+    fixture.engine.restart();
+    fixture.until(|status| status.reason.contains("exit status: 2")).await;
+    assert!(warm_starts.take().is_some());
     fixture.engine.stop().await;
 }

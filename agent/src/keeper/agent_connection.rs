@@ -13,7 +13,7 @@ use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::time::timeout;
 
-use super::wire::{self, KeeperNotice, KeeperRequest, LaunchSpec};
+use super::wire::{self, KeeperNotice, KeeperRequest};
 
 /// Bytes that may wait for the agent, beyond which output is dropped.
 const MAX_UNSENT_BYTES: usize = 1024 * 1024;
@@ -64,15 +64,6 @@ impl AgentConnection {
             self.queue_notice(&KeeperNotice::Lost(lost));
         }
         wire::write_output(piece, &mut self.out);
-    }
-
-    /// Waits for the launch spec, which is the agent's first message.
-    pub(super) async fn read_launch_spec(&mut self) -> io::Result<LaunchSpec> {
-        let (reader, _) = self.split();
-        match read_request(Some(reader)).await? {
-            Some(KeeperRequest::Start(order)) => Ok(*order),
-            other => Err(io::Error::new(io::ErrorKind::InvalidData, format!("{other:?} is no order"))),
-        }
     }
 
     /// Sends the queued bytes, if the agent reads them within the limit.

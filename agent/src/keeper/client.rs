@@ -1,6 +1,7 @@
 //! The agent's end of the connection to a keeper: starts a keeper, finds one that a dead agent
 //! left, sends it requests and reads its notices.
 
+use std::ffi::OsStr;
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream as StdStream;
@@ -10,12 +11,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::BytesMut;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 use tokio::process::Command;
 
-use super::wire::{self, KeeperFrame, KeeperNotice, KeeperRequest, LaunchSpec, LifeRecord, PROTOCOL};
+use super::wire::{self, KeeperFrame, KeeperNotice, KeeperRequest, LaunchSpec, LifeRecord, PROTOCOL, ProcessSpec};
 use super::{ALLOCATOR_SETTING, AgentDeathPolicy, KeeperSource, fingerprint, socket_path};
 use crate::process::orphans::end_orphans;
 use crate::process::record::ProcessRecord;
@@ -93,26 +96,88 @@ fn connect(stream: StdStream, input: BytesMut, keeper: Option<Pid>) -> io::Resul
 
 /// Starts a keeper, and makes it start the engine.
 pub(crate) fn start(source: &KeeperSource, order: LaunchSpec) -> io::Result<(KeeperClient, KeeperNotices)> {
-    let (ours, theirs) = StdStream::pair()?;
     #[cfg(feature = "engines-in-process")]
     if let KeeperSource::InProcess(engines) = source {
+        let (ours, theirs) = StdStream::pair()?;
         engines.start(theirs, order)?;
         return connect(ours, BytesMut::new(), None);
     }
+    let (stream, keeper) = spawn_keeper(source, &order.process.directory)?;
+    write_request(&stream, &KeeperRequest::Start(Box::new(order)))?;
+    connect(stream, BytesMut::new(), keeper)
+}
+
+/// A keeper that waits with a spare for the engine that it will keep.
+#[derive(Debug)]
+pub(crate) struct PreparedKeeper {
+    stream: StdStream,
+    keeper: Option<Pid>,
+    input: BytesMut,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum SpareState {
+    Importing,
+    Waiting,
+    /// The spare is of no use any more, for this reason.
+    Ended(String),
+}
+
+/// Starts a keeper, and makes it create a spare.
+pub(crate) fn prepare(source: &KeeperSource, process: ProcessSpec) -> io::Result<PreparedKeeper> {
+    let (stream, keeper) = spawn_keeper(source, &process.directory)?;
+    write_request(&stream, &KeeperRequest::Prepare(Box::new(process)))?;
+    Ok(PreparedKeeper { stream, keeper, input: BytesMut::new() })
+}
+
+impl PreparedKeeper {
+    /// Reads the keeper's notices so far, without waiting: what has become of a spare that was in
+    /// this state.
+    pub(crate) fn state(&mut self, mut state: SpareState) -> SpareState {
+        let mut chunk = [0; 4096];
+        loop {
+            match wire::parse_keeper_frame(&mut self.input) {
+                Ok(Some(KeeperFrame::Notice(KeeperNotice::Prepared))) => state = SpareState::Waiting,
+                Ok(Some(KeeperFrame::Notice(KeeperNotice::SpareEnded(cause)))) => return SpareState::Ended(cause),
+                Ok(Some(_)) => {}
+                Ok(None) => match recv(&self.stream, &mut chunk[..], RecvFlags::DONTWAIT) {
+                    Ok((_, 0)) => return SpareState::Ended("its keeper is gone".to_owned()),
+                    Ok((_, length)) => self.input.extend_from_slice(&chunk[..length]),
+                    Err(Errno::AGAIN | Errno::INTR) => return state,
+                    Err(error) => return SpareState::Ended(error.to_string()),
+                },
+                Err(error) => return SpareState::Ended(error.to_string()),
+            }
+        }
+    }
+
+    /// Makes the spare the engine.
+    pub(crate) fn start(self, order: LaunchSpec) -> io::Result<(KeeperClient, KeeperNotices)> {
+        write_request(&self.stream, &KeeperRequest::Start(Box::new(order)))?;
+        connect(self.stream, self.input, self.keeper)
+    }
+}
+
+/// Starts a keeper for an engine in this directory.
+fn spawn_keeper(source: &KeeperSource, directory: &OsStr) -> io::Result<(StdStream, Option<Pid>)> {
+    let (ours, theirs) = StdStream::pair()?;
+    ours.set_write_timeout(Some(LAUNCH_SPEC_TIMEOUT))?;
     let mut command = Command::new(source.program());
-    command.arg("keeper").env(KEEPER_OF, &order.directory).env(ALLOCATOR_SETTING.0, ALLOCATOR_SETTING.1);
+    command.arg("keeper").env(KEEPER_OF, directory).env(ALLOCATOR_SETTING.0, ALLOCATOR_SETTING.1);
     // The keeper leaves this session by itself, which the leader of a process group could not.
     command.stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::null()).stderr(Stdio::null());
     let child = command.spawn()?;
     // Dropping the command drops the agent's copy of the keeper's end. The runtime reaps the child
     // whenever it ends.
     drop(command);
-    let keeper = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
-    ours.set_write_timeout(Some(LAUNCH_SPEC_TIMEOUT))?;
+    Ok((ours, child.id().and_then(|id| Pid::from_raw(id.cast_signed()))))
+}
+
+/// Writes a request to a keeper that has just been started or waits for one.
+fn write_request(mut stream: &StdStream, request: &KeeperRequest) -> io::Result<()> {
     let mut out = BytesMut::new();
-    wire::write_message(&KeeperRequest::Start(Box::new(order)), &mut out);
-    (&ours).write_all(&out)?;
-    connect(ours, BytesMut::new(), keeper)
+    wire::write_message(request, &mut out);
+    stream.write_all(&out)
 }
 
 /// An engine whose agent has died and whose keeper waits for the next one.

@@ -105,7 +105,7 @@ impl KeptEngine {
     async fn run(mut self, engines: &InProcessEngines, id: u32, launch: LaunchSpec) -> io::Result<()> {
         self.tell(&KeeperNotice::Hello { protocol: PROTOCOL, running: None }).await?;
         self.tell(&KeeperNotice::Started(LeaderProcess { pid: id.cast_signed(), started: 0 })).await?;
-        let launch = EngineLaunch { arguments: launch.arguments, set: launch.set };
+        let launch = EngineLaunch { arguments: launch.process.arguments, set: launch.process.set };
         let mut engine = Some((engines.run)(launch, self.signals.terminate.clone()));
         loop {
             let signals = self.signals.clone();
@@ -118,7 +118,7 @@ impl KeptEngine {
                         engines.running.lock().remove(&id);
                         return self.tell(&KeeperNotice::Empty).await;
                     }
-                    KeeperRequest::Start(_) | KeeperRequest::Adopt { .. } | KeeperRequest::Note(_) => {}
+                    KeeperRequest::Prepare(_) | KeeperRequest::Start(_) | KeeperRequest::Adopt { .. } | KeeperRequest::Note(_) => {}
                 },
                 status = life(engine.as_mut(), &signals.kill) => {
                     engine = None;

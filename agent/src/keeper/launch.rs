@@ -1,25 +1,25 @@
 //! Creation of the engine by its keeper: on its CPUs, in its own process group, with its output in
-//! a pipe and its record in the directory.
+//! a pipe.
 
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
 use std::process::{Command, Stdio};
 
+use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use tokio::net::unix::pipe;
 
 use super::ALLOCATOR_SETTING;
-use super::wire::LaunchSpec;
+use super::wire::ProcessSpec;
+use crate::process::KEEPER_OF;
 use crate::process::record::ProcessRecord;
-use crate::process::{KEEPER_OF, LeaderProcess};
 
-/// Restricts this process, and everything it starts, to these CPUs.
+/// Restricts a thread, and everything it starts, to these CPUs; `None` is this one.
 ///
 /// Memory then comes from the nearest node by itself, because Linux allocates it where it is first
 /// touched. A memory policy cannot be set safely, and is not needed.
-pub(super) fn bind_to_cpus(cpus: &[u32]) -> io::Result<()> {
+pub(super) fn bind_to_cpus(thread: Option<Pid>, cpus: &[u32]) -> io::Result<()> {
     if cpus.is_empty() {
         return Ok(());
     }
@@ -27,29 +27,30 @@ pub(super) fn bind_to_cpus(cpus: &[u32]) -> io::Result<()> {
     for cpu in cpus.iter().map(|cpu| *cpu as usize).filter(|cpu| *cpu < CpuSet::MAX_CPU) {
         set.set(cpu);
     }
-    Ok(sched_setaffinity(None, &set)?)
+    Ok(sched_setaffinity(thread, &set)?)
 }
 
-/// Creates the engine through `exec`, in its own group and in the keeper's session.
-pub(super) fn spawn(order: &LaunchSpec) -> io::Result<(LeaderProcess, pipe::Receiver)> {
+/// Creates a process through `exec`, in its own group and in the keeper's session.
+///
+/// Returns its record, and what it prints.
+pub(super) fn spawn(spec: &ProcessSpec, input: Stdio) -> io::Result<(ProcessRecord, pipe::Receiver)> {
     let (reader, writer) = io::pipe()?;
-    let mut command = Command::new(&order.keeper);
+    let mut command = Command::new(&spec.keeper);
     command.args([OsStr::new("keeper"), OsStr::new("exec"), OsStr::new(&std::process::id().to_string())]);
-    command.args([&order.directory, &order.program]).args(&order.arguments);
-    for name in &order.unset {
+    command.args([&spec.directory, &spec.program]).args(&spec.arguments);
+    for name in &spec.unset {
         command.env_remove(name);
     }
-    command.env_remove(KEEPER_OF).env_remove(ALLOCATOR_SETTING.0).envs(order.set.iter().map(|(name, value)| (name, value)));
+    command.env_remove(KEEPER_OF).env_remove(ALLOCATOR_SETTING.0).envs(spec.set.iter().map(|(name, value)| (name, value)));
     // Spawning also resets signals to their defaults, except those that the agent was started to
     // ignore.
-    let child = command.process_group(0).stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer).spawn()?;
+    let child = command.process_group(0).stdin(input).stdout(writer.try_clone()?).stderr(writer).spawn()?;
     // The command holds this process's copies of the writing end. Once they are gone, the pipe ends
-    // with the engine.
+    // with the process.
     drop(command);
     // The child is not yet reaped, so its record exists even if it has ended.
     let record = ProcessRecord::of(child.id().cast_signed())?;
-    record.write(Path::new(&order.directory))?;
-    Ok((record.leader(), pipe::Receiver::from_owned_fd(reader.into())?))
+    Ok((record, pipe::Receiver::from_owned_fd(reader.into())?))
 }
 
 pub(super) fn describe_start_error(program: &OsStr, error: &io::Error) -> String {

@@ -24,6 +24,7 @@ mod launch;
 mod log_file;
 mod output_replay;
 mod server;
+mod spare;
 mod suspension;
 pub(crate) mod wire;
 
@@ -42,7 +43,7 @@ use sha2::{Digest, Sha256};
 #[cfg(feature = "engines-in-process")]
 pub use self::in_process::{EngineLaunch, InProcessEngines};
 
-pub(crate) use self::client::{AdoptionError, KeeperClient, KeeperNotices, SurvivingEngine, start};
+pub(crate) use self::client::{AdoptionError, KeeperClient, KeeperNotices, PreparedKeeper, SpareState, SurvivingEngine, prepare, start};
 use crate::config::IfAgentDies;
 use crate::job::Job;
 use crate::vllm::CommandLine;

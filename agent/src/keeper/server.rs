@@ -7,6 +7,7 @@ use std::future::pending;
 use std::io;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -23,6 +24,7 @@ use super::agent_process::{self, AgentProcess, AgentState};
 use super::launch::{bind_to_cpus, describe_start_error, spawn};
 use super::log_file::{LogFileThread, LogFileWriter};
 use super::output_replay::OutputReplay;
+use super::spare::{FirstProcess, Spare};
 use super::suspension::Suspension;
 use super::wire::{KeeperNotice, KeeperRequest, LaunchSpec, LifeRecord, PROTOCOL};
 use super::{exec_error_path, socket_path};
@@ -77,6 +79,8 @@ struct Keeper {
     /// The first process was not reaped yet.
     is_leader_unreaped: bool,
     output: Option<pipe::Receiver>,
+    /// Open for as long as the engine may read its order.
+    _gate: Option<std::os::unix::net::UnixStream>,
     replay: OutputReplay,
     log_file: Option<LogFileWriter>,
     log_thread: LogFileThread,
@@ -115,16 +119,12 @@ pub(super) async fn run(agent: std::os::unix::net::UnixStream) -> io::Result<()>
     let process = AgentProcess::of_peer(&agent);
     let mut agent = AgentConnection::new(agent)?;
     agent.queue_notice(&KeeperNotice::Hello { protocol: PROTOCOL, running: None });
-    let order = match timeout(LAUNCH_SPEC_TIMEOUT, agent.read_launch_spec()).await {
-        Ok(Ok(order)) => order,
-        Ok(Err(error)) => return Err(error),
-        Err(_) => return Err(io::Error::new(io::ErrorKind::TimedOut, "no order came")),
-    };
     // Register before the engine exists: the exit of a process would be missed without a listener.
     // The engine does not inherit the handlers.
     let mut children = unix::signal(SignalKind::child())?;
     let mut signals = [unix::signal(SignalKind::terminate())?, unix::signal(SignalKind::interrupt())?, unix::signal(SignalKind::hangup())?];
-    let mut keeper = match Keeper::start(agent, process, &order) {
+    let Some((order, spare)) = wait_for_order(&mut agent, &mut children).await? else { return Ok(()) };
+    let mut keeper = match Keeper::start(agent, process, &order, spare) {
         Ok(keeper) => keeper,
         Err((mut agent, text)) => {
             agent.queue_notice(&KeeperNotice::StartFailed(text));
@@ -143,34 +143,74 @@ pub(super) async fn run(agent: std::os::unix::net::UnixStream) -> io::Result<()>
     Ok(())
 }
 
+/// Waits for the agent to start the engine, with a spare if it is to prepare one. `None` if the
+/// agent leaves.
+///
+/// A spare dies with this process, which the kernel sees to.
+async fn wait_for_order(agent: &mut AgentConnection, children: &mut unix::Signal) -> io::Result<Option<(LaunchSpec, Option<Spare>)>> {
+    let mut deadline = Some(Instant::now() + LAUNCH_SPEC_TIMEOUT);
+    let mut spare = None;
+    loop {
+        let (reader, writer) = agent.split();
+        let writer = Some(writer).filter(AgentWriter::has_work);
+        tokio::select! {
+            request = read_request(Some(reader)) => match request? {
+                Some(KeeperRequest::Start(order)) => return Ok(Some((*order, spare))),
+                Some(KeeperRequest::Prepare(process)) if deadline.take().is_some() => match Spare::spawn(&process) {
+                    Ok(made) => spare = Some(made),
+                    Err(error) => agent.queue_notice(&KeeperNotice::SpareEnded(describe_start_error(&process.program, &error))),
+                },
+                None | Some(KeeperRequest::Kill) => return Ok(None),
+                other => return Err(io::Error::new(io::ErrorKind::InvalidData, format!("{other:?} is no order"))),
+            },
+            sent = write_queued(writer) => sent?,
+            _ = children.recv() => if let Some(cause) = spare.as_ref().and_then(Spare::end) {
+                spare = None;
+                agent.queue_notice(&KeeperNotice::SpareEnded(cause));
+            },
+            () = Spare::imported(spare.as_mut()) => agent.queue_notice(&KeeperNotice::Prepared),
+            () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
+                return Err(io::Error::new(io::ErrorKind::TimedOut, "no order came"));
+            }
+        }
+    }
+}
+
 impl Keeper {
-    fn start(mut agent: AgentConnection, process: io::Result<AgentProcess>, order: &LaunchSpec) -> Result<Self, (AgentConnection, String)> {
-        if let Err(error) = bind_to_cpus(&order.cpus) {
+    fn start(
+        mut agent: AgentConnection,
+        process: io::Result<AgentProcess>,
+        order: &LaunchSpec,
+        spare: Option<Spare>,
+    ) -> Result<Self, (AgentConnection, String)> {
+        if let Err(error) = bind_to_cpus(None, &order.cpus) {
             agent.queue_notice(&KeeperNotice::Warning(format!(
                 "the engine cannot be bound to CPUs {:?}: {error}; it runs on all",
                 order.cpus
             )));
         }
-        let directory = Path::new(&order.directory);
+        let directory = Path::new(&order.process.directory);
         let leftovers = SharedMemoryLeftovers::new();
         let wait = order.wait_seconds.map(Duration::from_secs);
         let made = || {
             let listener = wait.map(|_| UnixListener::bind(socket_path(directory))).transpose()?;
             let (mut file, thread) = LogFileWriter::open(Path::new(&order.log).to_owned())?;
             file.write(Bytes::from(format!("hostler: life {} of this engine begins\n", order.life.epoch)));
-            let (leader, output) = spawn(order)?;
-            Ok((listener, file, thread, leader, output))
+            let first = first_process(order, spare)?;
+            first.record.write(directory)?;
+            Ok((listener, file, thread, first))
         };
-        let (listener, file, thread, leader, output) = match made() {
+        let (listener, file, thread, FirstProcess { record, output, printed, gate }) = match made() {
             Ok(made) => made,
             Err(error) => {
                 let error: io::Error = error;
-                return Err((agent, describe_start_error(&order.program, &error)));
+                return Err((agent, describe_start_error(&order.process.program, &error)));
             }
         };
+        let leader = record.leader();
         agent.queue_notice(&KeeperNotice::Started(leader));
         let agent_process = watchable(process, &mut agent);
-        Ok(Self {
+        let mut keeper = Self {
             agent: Some(agent),
             agent_process,
             suspension: Suspension::default(),
@@ -182,13 +222,16 @@ impl Keeper {
             group: Pid::from_raw(leader.pid).expect("a process that was just made has an id"),
             is_leader_unreaped: true,
             output: Some(output),
+            _gate: gate,
             replay: OutputReplay::default(),
             log_file: Some(file),
             log_thread: thread,
             killing: None,
             leftovers,
             directory: directory.to_owned(),
-        })
+        };
+        keeper.forward_output(printed);
+        Ok(keeper)
     }
 
     async fn next(&mut self, children: &mut unix::Signal, signals: &mut [unix::Signal; 3]) -> KeeperStep {
@@ -273,7 +316,7 @@ impl Keeper {
             }
             KeeperRequest::Kill => self.kill(),
             // Only the first agent sends a launch spec, and it has already done so.
-            KeeperRequest::Terminate | KeeperRequest::Start(_) => {}
+            KeeperRequest::Terminate | KeeperRequest::Prepare(_) | KeeperRequest::Start(_) => {}
         }
     }
 
@@ -403,6 +446,15 @@ impl Keeper {
             agent.queue_notice(notice);
         }
     }
+}
+
+/// The engine's first process: the spare if there is one that can be used, else a new one.
+fn first_process(order: &LaunchSpec, spare: Option<Spare>) -> io::Result<FirstProcess> {
+    if let Some(Ok(first)) = spare.map(|spare| spare.start(order)) {
+        return Ok(first);
+    }
+    let (record, output) = spawn(&order.process, Stdio::null())?;
+    Ok(FirstProcess { record, output, printed: Bytes::new(), gate: None })
 }
 
 async fn accept_agent(listener: Option<&UnixListener>) -> io::Result<UnixStream> {

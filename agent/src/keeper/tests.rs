@@ -52,13 +52,17 @@ impl Drop for Kept {
 fn order(parent: &Path, script: &str) -> wire::LaunchSpec {
     let directory = parent.join("e0");
     crate::vllm::directory::prepare(&directory).unwrap();
-    wire::LaunchSpec {
+    let process = wire::ProcessSpec {
         keeper: program(parent).into(),
         program: "/bin/sh".into(),
         arguments: vec!["-c".into(), script.into()],
         set: vec![("VLLM_RPC_BASE_PATH".into(), directory.clone().into()), ("NAME".into(), "value".into())],
         unset: vec!["HOME".into()],
         directory: directory.into(),
+    };
+    wire::LaunchSpec {
+        process,
+        forks: false,
         log: parent.join("e0.log").into(),
         wait_seconds: None,
         cpus: Vec::new(),
@@ -75,8 +79,8 @@ impl Kept {
         let parent = tempfile::tempdir().unwrap();
         let mut order = order(parent.path(), script);
         change(&mut order);
-        let directory = PathBuf::from(&order.directory);
-        let connection = Some(start(&PathBuf::from(&order.keeper).into(), order).unwrap());
+        let directory = PathBuf::from(&order.process.directory);
+        let connection = Some(start(&PathBuf::from(&order.process.keeper).into(), order).unwrap());
         Self { connection, directory, output: Vec::new(), _parent: parent }
     }
 
@@ -189,9 +193,9 @@ async fn keeper_and_engine_have_a_session_without_the_agent() {
 async fn an_engines_session_is_as_nice_as_its_agent() {
     let niceness = (getpriority_process(None).unwrap() + 7).min(19);
     let mut kept = Kept::start_with("exec sleep 600", |order| {
-        let keeper = PathBuf::from(&order.keeper);
+        let keeper = PathBuf::from(&order.process.keeper);
         let script = format!("#!/bin/sh\nexec nice -n 7 '{}' \"$@\"\n", keeper.display());
-        order.keeper = write_program(keeper.with_file_name("nice-keeper"), &script).into();
+        order.process.keeper = write_program(keeper.with_file_name("nice-keeper"), &script).into();
     });
     let leader = kept.started().await;
     let group = std::fs::read_to_string(format!("/proc/{}/autogroup", leader.pid)).unwrap_or_default();
@@ -250,7 +254,7 @@ async fn an_engine_runs_though_its_cpus_cannot_be_bound() {
 
 #[tokio::test]
 async fn a_missing_program_fails_the_start_with_its_name() {
-    let mut kept = Kept::start_with("", |order| order.program = "/nonexistent/vllm".into());
+    let mut kept = Kept::start_with("", |order| order.process.program = "/nonexistent/vllm".into());
     kept.started().await;
     match kept.next_notice().await {
         Some(wire::KeeperNotice::StartFailed(text)) => assert!(text.starts_with("cannot start /nonexistent/vllm: No such file"), "{text}"),
@@ -305,8 +309,8 @@ async fn output_before_an_adoption_is_delivered_once() {
     let mut kept =
         Kept::start_with("echo first; while ! test -e go; do sleep 0.01; done; echo second; echo third > went; exec sleep 600", |order| {
             order.wait_seconds = Some(600);
-            let at = format!("cd '{}'; {}", Path::new(&order.directory).display(), order.arguments[1].display());
-            order.arguments[1] = at.into();
+            let at = format!("cd '{}'; {}", Path::new(&order.process.directory).display(), order.process.arguments[1].display());
+            order.process.arguments[1] = at.into();
         });
     kept.started().await;
     kept.printed("first").await;
@@ -409,4 +413,99 @@ fn a_fingerprint_covers_the_command_but_not_the_free_memory() {
     assert_ne!(name("model", "4", 11), name("other", "4", 11));
     assert_ne!(name("model", "4", 11), name("model", "4", 12), "vLLM was upgraded meanwhile");
     assert_eq!(name("model", "4", 11).len(), 64);
+}
+
+/// A spare that reports when it is ready, and becomes what the second word of its order says.
+const SPARE: &str =
+    "echo importing; printf '\\n' >&0; order=$(tr '\\0' '\\n' <&0); [ -n \"$order\" ] || exit 0; eval \"$(echo \"$order\" | sed -n 5p)\"";
+
+/// A keeper with a spare, and the order for an engine that runs this script.
+async fn prepared(parent: &Path, spare: &str, script: &str) -> (PreparedKeeper, wire::LaunchSpec) {
+    let order = order(parent, script);
+    let mut process = wire::ProcessSpec { arguments: vec!["-c".into(), spare.into()], ..order.process.clone() };
+    process.directory = parent.join("spares").into();
+    process.mark(1);
+    let source = PathBuf::from(&order.process.keeper).into();
+    (prepare(&source, process).unwrap(), order)
+}
+
+async fn until(keeper: &mut PreparedKeeper, wanted: impl Fn(&SpareState) -> bool) -> SpareState {
+    let mut state = SpareState::Importing;
+    let waiting = async {
+        while !wanted(&state) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            state = keeper.state(state.clone());
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), waiting).await.unwrap();
+    state
+}
+
+fn kept(keeper: PreparedKeeper, order: wire::LaunchSpec, parent: tempfile::TempDir) -> Kept {
+    let directory = PathBuf::from(&order.process.directory);
+    Kept { connection: Some(keeper.start(order).unwrap()), directory, output: Vec::new(), _parent: parent }
+}
+
+#[tokio::test]
+async fn a_spare_becomes_the_engine_with_its_command_and_its_cpus() {
+    let parent = tempfile::tempdir().unwrap();
+    let (mut keeper, mut order) =
+        prepared(parent.path(), SPARE, "grep Cpus_allowed_list /proc/self/status; ls -l /proc/self/fd; exec sleep 600").await;
+    until(&mut keeper, |state| *state == SpareState::Waiting).await;
+    let allowed = rustix::thread::sched_getaffinity(None).unwrap();
+    let last = (0..rustix::thread::CpuSet::MAX_CPU).rfind(|cpu| allowed.is_set(*cpu)).unwrap();
+    order.cpus = vec![u32::try_from(last).unwrap()];
+    let mut kept = kept(keeper, order, parent);
+    let leader = loop {
+        if let wire::KeeperNotice::Started(leader) = kept.next_notice().await.unwrap() {
+            break leader;
+        }
+    };
+    kept.printed("importing").await;
+    kept.printed(&format!("Cpus_allowed_list:\t{last}")).await;
+    assert_eq!(kept.processes(), [leader.pid], "it is found by the directory in which it began");
+    assert_eq!(crate::process::orphans::keepers_of(&kept.directory).len(), 1);
+    // Only the record knows where it began, once nobody who started it lives.
+    kept.connection.as_ref().unwrap().0.end_keeper();
+    kept.until_nothing_is_left().await;
+}
+
+#[tokio::test]
+async fn an_order_that_comes_before_the_spare_is_ready_is_obeyed_then() {
+    let parent = tempfile::tempdir().unwrap();
+    let (keeper, order) = prepared(parent.path(), &format!("sleep 0.2; {SPARE}"), "echo up; exec sleep 600").await;
+    let mut kept = kept(keeper, order, parent);
+    kept.printed("up").await;
+}
+
+#[tokio::test]
+async fn an_engine_starts_without_a_spare_that_has_ended() {
+    for spare in ["echo no module; exit 1", "exec 0</dev/null; exec sleep 600"] {
+        let parent = tempfile::tempdir().unwrap();
+        let (mut keeper, order) = prepared(parent.path(), spare, "echo up; exec sleep 600").await;
+        if spare.contains("exit") {
+            assert_eq!(
+                until(&mut keeper, |state| matches!(state, SpareState::Ended(_))).await,
+                SpareState::Ended("exit status: 1".to_owned())
+            );
+        } else {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+        let mut kept = kept(keeper, order, parent);
+        kept.printed("up").await;
+        assert_eq!(kept.processes().len(), 1, "{spare}");
+    }
+}
+
+#[tokio::test]
+async fn a_spare_ends_with_its_agent() {
+    let parent = tempfile::tempdir().unwrap();
+    let (mut keeper, order) = prepared(parent.path(), SPARE, "").await;
+    until(&mut keeper, |state| *state == SpareState::Waiting).await;
+    let mark = parent.path().join("spares.1");
+    assert!(!crate::process::orphans::orphans(&mark).is_empty());
+    drop((keeper, order));
+    while !crate::process::orphans::orphans(&mark).is_empty() || !crate::process::orphans::keepers_of(&mark).is_empty() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
 }

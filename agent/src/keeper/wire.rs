@@ -4,17 +4,19 @@
 
 use std::ffi::OsString;
 use std::io;
+use std::path::Path;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use serde::{Deserialize, Serialize};
 
 use crate::process::LeaderProcess;
+use crate::vllm::CommandLine;
 
 /// Protocol version.
 ///
 /// It grows when an agent and a keeper of different builds would misunderstand each other; such a
 /// keeper is ended, not adopted.
-pub(crate) const PROTOCOL: u32 = 2;
+pub(crate) const PROTOCOL: u32 = 3;
 
 /// Longest frame.
 ///
@@ -24,8 +26,9 @@ const MAX_FRAME_BYTES: usize = 4 * 1024 * 1024;
 const MESSAGE_FRAME: u8 = 0;
 const OUTPUT_FRAME: u8 = 1;
 
+/// A process that a keeper creates.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct LaunchSpec {
+pub(crate) struct ProcessSpec {
     /// Program that has the subcommand `keeper`, for the step before the engine.
     pub(crate) keeper: OsString,
     pub(crate) program: OsString,
@@ -35,6 +38,34 @@ pub(crate) struct LaunchSpec {
     pub(crate) unset: Vec<OsString>,
     /// The engine's directory, which exists.
     pub(crate) directory: OsString,
+}
+
+impl ProcessSpec {
+    pub(crate) fn new(keeper: &Path, line: &CommandLine, directory: &Path) -> Self {
+        Self {
+            keeper: keeper.into(),
+            program: line.program.clone().into(),
+            arguments: line.arguments.clone(),
+            set: line.set.iter().map(|(name, value)| ((*name).into(), value.clone())).collect(),
+            unset: line.unset.iter().map(Into::into).collect(),
+            directory: directory.into(),
+        }
+    }
+
+    /// Gives the process a name of its own in its environment, which is that of no directory.
+    pub(crate) fn mark(&mut self, number: u32) {
+        self.directory.push(format!(".{number}"));
+        for (_, value) in self.set.iter_mut().filter(|(name, _)| name == "VLLM_RPC_BASE_PATH") {
+            value.clone_from(&self.directory);
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct LaunchSpec {
+    pub(crate) process: ProcessSpec,
+    /// A spare that becomes the engine forks the engine's other processes.
+    pub(crate) forks: bool,
     pub(crate) log: OsString,
     /// How many seconds the engine lives on without an agent; `None` means that it ends with the
     /// agent.
@@ -61,6 +92,8 @@ pub(crate) struct LifeRecord {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum KeeperRequest {
+    /// Create a spare for the engine that is to start later.
+    Prepare(Box<ProcessSpec>),
     Start(Box<LaunchSpec>),
     /// This agent takes the running engine over.
     Adopt {
@@ -82,6 +115,10 @@ pub(crate) enum KeeperNotice {
         /// Running engine, if there is one.
         running: Option<(LeaderProcess, LifeRecord)>,
     },
+    /// The spare has imported everything, and waits.
+    Prepared,
+    /// The spare has ended, and the engine will start without it.
+    SpareEnded(String),
     Started(LeaderProcess),
     StartFailed(String),
     /// Something differs from the request, but the engine runs all the same.

@@ -151,5 +151,12 @@ pub async fn preview(config: AgentConfig, supposed: PreviewRequest) -> Result<Pl
 /// The location of its Rust front-end does not matter to a plan.
 fn assume_installed(version: VllmVersion) -> InstalledVllm {
     let rust_front_end = (version >= RUST_FRONT_END_SINCE).then(|| Path::new("vllm-rs").to_owned());
-    InstalledVllm { version, rust_front_end, has_opentelemetry: true, parsers: InstalledParsers::Assumed }
+    InstalledVllm {
+        version,
+        interpreter: None,
+        lacks_bytecode: false,
+        rust_front_end,
+        has_opentelemetry: true,
+        parsers: InstalledParsers::Assumed,
+    }
 }

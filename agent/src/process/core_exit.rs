@@ -5,6 +5,7 @@
 //! status then, unless the parent was faster. The supervisor uses it to tell a kill from a crash.
 
 use std::fs;
+use std::future::pending;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
@@ -48,11 +49,11 @@ impl CoreWatch {
 
     /// Waits for the first process to end, and returns its status.
     ///
-    /// `None` if its parent was faster, or at once if there is no process. If several have ended
-    /// together, one that was not killed says most.
+    /// `None` if its parent was faster. If several have ended together, one that was not killed says
+    /// most. Never resolves if there is no process.
     pub(crate) async fn first_exit(self) -> Option<ExitStatus> {
         if self.0.is_empty() {
-            return None;
+            return pending().await;
         }
         // Read the status of all, in case others have ended as well.
         let _ = select_all(self.0.iter().map(|process| Box::pin(process.end.readable()))).await;

@@ -14,23 +14,28 @@ use super::{KEEPER_OF, STUCK_AFTER};
 /// Living processes of an engine whose agent is dead, found by the record in its directory and by
 /// the environment that every engine gets.
 pub(crate) fn orphans(directory: &Path) -> Vec<i32> {
-    let mut found = ProcessRecord::read(directory).map_or_else(Vec::new, |record| record.members());
-    let mark = format!("VLLM_RPC_BASE_PATH={}", directory.display());
-    let mut marked = ProcessStat::all();
-    marked.retain(|process| !process.is_zombie && process.has_environment(&mark));
-    found.append(&mut marked);
-    let mut ids: Vec<i32> = found.into_iter().map(|process| process.pid).collect();
-    ids.sort_unstable();
-    ids.dedup();
-    ids
+    let mut found: Vec<i32> =
+        ProcessRecord::read(directory).map_or_else(Vec::new, |record| record.members()).iter().map(|process| process.pid).collect();
+    found.append(&mut marked("VLLM_RPC_BASE_PATH", directory));
+    found.sort_unstable();
+    found.dedup();
+    found
 }
 
 /// Keepers of the engine with this directory; there should be at most one.
 pub(crate) fn keepers_of(directory: &Path) -> Vec<i32> {
-    let mark = format!("{KEEPER_OF}={}", directory.display());
-    let mut marked = ProcessStat::all();
-    marked.retain(|process| !process.is_zombie && process.has_environment(&mark));
-    marked.into_iter().map(|process| process.pid).collect()
+    marked(KEEPER_OF, directory)
+}
+
+/// Living processes in whose environment the variable has the engine's directory, or the one in
+/// which the engine began as a spare.
+fn marked(variable: &str, directory: &Path) -> Vec<i32> {
+    let begun_in = ProcessRecord::read(directory).and_then(|record| record.begun_in);
+    let marks = [Some(directory), begun_in.as_deref()].into_iter().flatten();
+    let marks: Vec<_> = marks.map(|directory| format!("{variable}={}", directory.display())).collect();
+    let mut found = ProcessStat::all();
+    found.retain(|process| !process.is_zombie && marks.iter().any(|mark| process.has_environment(mark)));
+    found.into_iter().map(|process| process.pid).collect()
 }
 
 /// Kills the processes of an engine whose agent or keeper is dead, and its keeper.

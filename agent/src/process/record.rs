@@ -1,8 +1,10 @@
 //! Record in an engine's directory by which an agent finds the engine's processes when neither
 //! their keeper nor the agent that started them lives any more.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use super::LeaderProcess;
@@ -15,13 +17,22 @@ pub(crate) struct ProcessRecord {
     pub(super) started: u64,
     pub(super) session: i32,
     pub(super) boot_and_namespace: String,
+    /// Directory in the environment of the engine's processes, if it is not this engine's: they
+    /// began as a spare.
+    pub(super) begun_in: Option<PathBuf>,
 }
 
 impl ProcessRecord {
     /// Creates the record of an existing first process, even if it has ended.
     pub(crate) fn of(leader: i32) -> io::Result<Self> {
         let process = ProcessStat::read(leader).ok_or_else(|| io::Error::other("cannot read /proc, which an agent needs"))?;
-        Ok(Self { leader, started: process.started, session: process.session, boot_and_namespace: table::boot_and_namespace() })
+        Ok(Self {
+            leader,
+            started: process.started,
+            session: process.session,
+            boot_and_namespace: table::boot_and_namespace(),
+            begun_in: None,
+        })
     }
 
     fn path(directory: &Path) -> PathBuf {
@@ -29,19 +40,31 @@ impl ProcessRecord {
     }
 
     pub(crate) fn write(&self, directory: &Path) -> io::Result<()> {
-        let text = format!("{} {} {} {}\n", self.leader, self.started, self.session, self.boot_and_namespace);
+        let mut text = format!("{} {} {} {}", self.leader, self.started, self.session, self.boot_and_namespace).into_bytes();
+        if let Some(path) = &self.begun_in {
+            text.push(b' ');
+            text.extend(path.as_os_str().as_bytes());
+        }
+        text.push(b'\n');
         fs::write(Self::path(directory), text)
     }
 
     pub(crate) fn read(directory: &Path) -> Option<Self> {
-        let text = fs::read_to_string(Self::path(directory)).ok()?;
-        let mut words = text.split_whitespace();
+        let text = fs::read(Self::path(directory)).ok()?;
+        let mut words = text.strip_suffix(b"\n").unwrap_or(&text).splitn(5, |byte| *byte == b' ');
+        let mut word = || str::from_utf8(words.next()?).ok();
         Some(Self {
-            leader: words.next()?.parse().ok()?,
-            started: words.next()?.parse().ok()?,
-            session: words.next()?.parse().ok()?,
-            boot_and_namespace: words.next()?.to_owned(),
+            leader: word()?.parse().ok()?,
+            started: word()?.parse().ok()?,
+            session: word()?.parse().ok()?,
+            boot_and_namespace: word()?.to_owned(),
+            begun_in: words.next().map(|path| OsStr::from_bytes(path).into()),
         })
+    }
+
+    /// This record, for processes that began in another directory.
+    pub(crate) fn begun_in(self, directory: PathBuf) -> Self {
+        Self { begun_in: Some(directory), ..self }
     }
 
     pub(crate) fn leader(&self) -> LeaderProcess {

@@ -8,7 +8,8 @@ use tokio::time::Instant;
 use crate::advise::{EngineSetup, Finding};
 use crate::cache::CacheStatus;
 use crate::crashes::Crash;
-use crate::engine::{EngineStatus, Phase};
+use crate::engine::startup_progress::PastStage;
+use crate::engine::{EngineStatus, PastStart, Phase};
 use crate::gpu::{Gpu, GpuReading};
 use crate::job::{JobClock, JobFacts};
 use crate::node::{NodeState, Replica};
@@ -196,7 +197,13 @@ fn state(replica: &Replica, status: EngineStatus) -> wire::ReplicaState {
             cause: failure.cause,
             remedy: failure.remedy,
         }),
+        start: status.start.as_deref().map(past_start),
     }
+}
+
+fn past_start(start: &PastStart) -> wire::Start {
+    let stage = |past: &PastStage| wire::StartStage { stage: past.stage.to_owned(), seconds: past.took.as_secs_f32() };
+    wire::Start { origin: start.origin.as_str().to_owned(), stages: start.stages.iter().map(stage).collect() }
 }
 
 fn gpu(gpu: &Gpu) -> wire::Gpu {

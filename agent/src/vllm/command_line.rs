@@ -81,6 +81,8 @@ pub struct LaunchContext<'a> {
     pub front_end: FrontEndInUse,
     /// The agent's own `PYTHONPATH`; empty if it has none.
     pub python_path: &'a OsStr,
+    /// Where Python writes the bytecode that vLLM's own folders lack; `None` leaves it to Python.
+    pub bytecode_cache: Option<&'a Path>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -243,6 +245,10 @@ fn environment(launch: &LaunchContext<'_>, all_given: &[String]) -> Result<Vec<(
     }
     if launch.choices.iter().any(|choice| choice.flag == TRACES_FLAG && choice.origin == FlagOrigin::Hostler) {
         set.extend(TRACES_ENVIRONMENT.map(|(name, value)| (name, value.into())));
+    }
+    if let Some(cache) = launch.bytecode_cache {
+        // The second one would forbid to write, if an image or a user has set it.
+        set.extend([("PYTHONPYCACHEPREFIX", cache.into()), ("PYTHONDONTWRITEBYTECODE", "".into())]);
     }
     // Always set the variable, so that an inherited one does not decide.
     set.push((RUST_FRONT_END_VARIABLE, if launch.front_end == FrontEndInUse::Rust { "1" } else { "0" }.into()));

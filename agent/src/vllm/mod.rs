@@ -14,6 +14,7 @@ pub(crate) mod plugin;
 pub(crate) mod releases;
 pub(crate) mod traces;
 pub mod version;
+pub(crate) mod warm_start;
 
 pub use command_line::{CommandLine, LaunchContext};
 pub use flag::{FlagChoice, FlagOrigin};

@@ -68,7 +68,14 @@ mod tests {
     }
 
     fn installed(minor: u32, has_opentelemetry: bool) -> InstalledVllm {
-        InstalledVllm { version: VllmVersion::new(0, minor), rust_front_end: None, has_opentelemetry, parsers: InstalledParsers::default() }
+        InstalledVllm {
+            version: VllmVersion::new(0, minor),
+            interpreter: None,
+            lacks_bytecode: false,
+            rust_front_end: None,
+            has_opentelemetry,
+            parsers: InstalledParsers::default(),
+        }
     }
 
     #[test]

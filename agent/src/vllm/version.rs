@@ -82,6 +82,11 @@ pub enum VllmVersionError {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InstalledVllm {
     pub version: VllmVersion,
+    /// Python that runs the program, if the program is vLLM's own script and nobody's wrapper.
+    pub interpreter: Option<PathBuf>,
+    /// Its modules are not compiled, and their folder may not be written: each import takes three
+    /// times as long.
+    pub lacks_bytecode: bool,
     /// Rust front-end shipped with this vLLM.
     pub rust_front_end: Option<PathBuf>,
     /// Whether its Python has the packages without which it sends no traces.
@@ -94,10 +99,13 @@ pub struct InstalledVllm {
 ///
 /// They import nothing of vLLM: a package's place is found without running it.
 const PACKAGE_SCRIPT: &str = "\
-import importlib.metadata as m, importlib.util as u
+import importlib.metadata as m, importlib.util as u, os, sys
 folders = list(getattr(u.find_spec('vllm'), 'submodule_search_locations', None) or [])
 for folder in folders:
     print('folder ' + folder)
+    compiled = os.path.exists(u.cache_from_source(folder + '/__init__.py'))
+    if not compiled and (sys.dont_write_bytecode or not os.access(folder, os.W_OK)):
+        print('no bytecode')
 try:
     for name in ('sdk', 'exporter-otlp-proto-grpc', 'exporter-otlp-proto-http'):
         m.version('opentelemetry-' + name)
@@ -117,15 +125,25 @@ pub async fn probe(program: &Path) -> Result<InstalledVllm, VllmVersionError> {
         let quick = run_program(&interpreter, &[OsStr::new("-c"), OsStr::new(&script)], QUICK_PROBE_TIMEOUT).await;
         if let Some((output, version)) = quick.ok().and_then(|(_, output)| VllmVersion::parse(&output).map(|version| (output, version))) {
             let has_opentelemetry = output.lines().any(|line| line == "opentelemetry");
+            let lacks_bytecode = output.lines().any(|line| line == "no bytecode");
             let parsers = InstalledParsers::from_output(&output);
-            return Ok(InstalledVllm { version, rust_front_end: find_rust_front_end(&output), has_opentelemetry, parsers });
+            let rust_front_end = find_rust_front_end(&output);
+            let interpreter = is_own_script(program).then_some(interpreter);
+            return Ok(InstalledVllm { version, interpreter, lacks_bytecode, rust_front_end, has_opentelemetry, parsers });
         }
     }
     let (status, output) = run_program(program, &[OsStr::new("--version")], FULL_PROBE_TIMEOUT).await?;
     let unreadable =
         || VllmVersionError::Unreadable { program: program.to_owned(), status: status.clone(), last_line: last_line(&output).to_owned() };
     let version = VllmVersion::parse(&output).ok_or_else(unreadable)?;
-    Ok(InstalledVllm { version, rust_front_end: None, has_opentelemetry: false, parsers: InstalledParsers::default() })
+    Ok(InstalledVllm {
+        version,
+        interpreter: None,
+        lacks_bytecode: false,
+        rust_front_end: None,
+        has_opentelemetry: false,
+        parsers: InstalledParsers::default(),
+    })
 }
 
 /// Rust front-end in the folders that the script printed, if there is an executable one.
@@ -139,6 +157,13 @@ fn find_rust_front_end(output: &str) -> Option<PathBuf> {
 fn last_line(output: &str) -> &str {
     let mut lines = output.lines().rev().map(str::trim);
     lines.find(|line| !line.is_empty()).unwrap_or_default()
+}
+
+/// Whether the program does nothing but call vLLM, as the script that is installed with it.
+fn is_own_script(program: &Path) -> bool {
+    const OWN_SCRIPT_BYTES: u64 = 1024;
+    let is_small = std::fs::metadata(program).is_ok_and(|meta| meta.len() < OWN_SCRIPT_BYTES);
+    is_small && std::fs::read_to_string(program).is_ok_and(|text| text.contains("from vllm.entrypoints.cli.main import main"))
 }
 
 /// Python in the first line of an installed console script, if it is named there directly.

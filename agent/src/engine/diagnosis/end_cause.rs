@@ -53,6 +53,8 @@ pub(crate) enum EndCause {
     },
     /// The engine's front-end lacks a required route.
     LacksRoute(String),
+    /// A process behind the engine's front-end has ended by itself; its status, if it was seen.
+    CoreEnded(Option<ExitStatus>),
     /// The engine's first process has ended by itself.
     Exited(ExitStatus),
     /// The engine's keeper has ended and taken the engine with it.
@@ -83,6 +85,8 @@ impl Display for EndCause {
             Self::ProcessLost { process, health } => {
                 write!(formatter, "its process {process} has ended, and health checks failed: {health}")
             }
+            Self::CoreEnded(None) => formatter.write_str("a process behind the engine's front-end has ended"),
+            Self::CoreEnded(Some(status)) => write!(formatter, "a process behind the engine's front-end has ended ({status})"),
             Self::Exited(status) => write!(formatter, "the engine ended without having been asked to ({status})"),
             Self::KeeperLost => formatter.write_str("the engine's keeper was lost, and the engine with it"),
             Self::KeeperSilent => formatter.write_str("the engine's keeper did not answer"),

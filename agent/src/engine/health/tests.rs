@@ -41,6 +41,7 @@ impl Watched {
             version: None,
             models: [model].into(),
             ready_in: None,
+            start: None,
             returns_in: None,
             progress: None,
             failure: None,

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::Supervisor;
@@ -21,8 +21,9 @@ use crate::engine::monitored_engine::MonitoredEngine;
 use crate::engine::outside_kill::EndEvidence;
 use crate::engine::startup_progress::StartupLogParser;
 use crate::engine::state_machine::{AfterExit, EngineEvent, EngineState};
-use crate::engine::{AdoptedLife, LaunchError};
-use crate::keeper::wire::{self, KeeperRequest, LaunchSpec};
+use crate::engine::warm_starts::StartOrigin;
+use crate::engine::{AdoptedLife, LaunchError, PastStart};
+use crate::keeper::wire::{self, KeeperRequest, LaunchSpec, ProcessSpec};
 use crate::keeper::{self, KeeperNotices};
 use crate::probe;
 use crate::process::STUCK_AFTER;
@@ -44,6 +45,12 @@ const START_TIMEOUT: Duration = Duration::from_secs(60);
 ///
 /// After that the keeper itself is ended.
 pub(super) const KEEPER_TIMEOUT: Duration = STUCK_AFTER.saturating_add(Duration::from_secs(5));
+
+/// Time in which a front-end ends its answers and reports what it knows, once a process behind it
+/// has ended.
+///
+/// It would live on for 5 s (vLLM 0.32 after kill -9 of its core), and nobody is served.
+const FRONT_END_FAREWELL: Duration = Duration::from_secs(1);
 
 /// How long a crash waits for answers that the engine had sent before it exited: a request with an
 /// answer is not to blame.
@@ -104,10 +111,15 @@ impl Supervisor {
         self.life_count += 1;
         self.deps.log.begin_life(&format!("hostler: life {epoch} of this engine begins"));
         let launch_spec = self.launch_spec(epoch);
-        let started = self.deps.process_handle.lock().start(&self.deps.spec.keepers, launch_spec, self.deps.spec.run_dirs.as_deref());
+        let warm = self.plain_because.is_none().then(|| self.deps.spec.warm_starts.as_ref()?.take()).flatten();
+        let origin = warm.as_ref().map_or(StartOrigin::Plain, |warm| warm.origin);
+        if origin == StartOrigin::Spare {
+            self.deps.log.note("hostler: it starts from the spare, which has imported vLLM");
+        }
+        let started = self.deps.process_handle.lock().start(&self.deps.spec, launch_spec, warm.map(|warm| warm.keeper));
         match started {
             Ok(notices) => {
-                self.life = Some(self.begin_life(notices, epoch));
+                self.life = Some(EngineLife { origin, ..self.begin_life(notices, epoch) });
                 self.pending_work = PendingWork::KeeperUntil(Instant::now() + START_TIMEOUT);
                 Ok(())
             }
@@ -124,12 +136,8 @@ impl Supervisor {
     pub(super) fn launch_spec(&self, epoch: u64) -> LaunchSpec {
         let (spec, line) = (&self.deps.spec, self.command_line());
         LaunchSpec {
-            keeper: spec.keepers.program().into(),
-            program: line.program.clone().into(),
-            arguments: line.arguments.clone(),
-            set: line.set.iter().map(|(name, value)| ((*name).into(), value.clone())).collect(),
-            unset: line.unset.iter().map(Into::into).collect(),
-            directory: spec.directory.clone().into(),
+            process: ProcessSpec::new(spec.keepers.program(), line, &spec.directory),
+            forks: spec.may_fork,
             log: spec.log.clone().into(),
             wait_seconds: spec.if_agent_dies.wait_seconds(),
             cpus: spec.cpu_binding.as_ref().map(|binding| binding.cpus.clone()).unwrap_or_default(),
@@ -186,6 +194,8 @@ impl Supervisor {
             ready_in: None,
             is_adopted: false,
             was_found_asleep: false,
+            origin: StartOrigin::Plain,
+            start: None,
             keeper_events: keeper_receiver,
             health_events,
             startup_log,
@@ -283,6 +293,7 @@ impl Supervisor {
             if !self.is_switching_to_fallback() {
                 self.count_failed_start();
             }
+            self.plain_because = self.is_warm_start_suspect().then(|| diagnosis.cause.clone());
             if self.uses_fallback && self.is_switching_to_fallback() {
                 let why = &diagnosis.cause;
                 tracing::warn!(
@@ -306,6 +317,13 @@ impl Supervisor {
     /// Whether the life that ended was the last one with the first command line.
     pub(super) fn is_switching_to_fallback(&self) -> bool {
         matches!(self.machine.state(), EngineState::Killing { then: AfterExit::Spawn })
+    }
+
+    /// Whether the life that ended may have failed because its start was warm.
+    fn is_warm_start_suspect(&self) -> bool {
+        let is_warm_unready = self.life.as_ref().is_some_and(|life| life.origin != StartOrigin::Plain && life.ready_in.is_none());
+        let was_killed = self.end_evidence().is_some_and(|evidence| evidence.is_outside_kill(Instant::now()));
+        is_warm_unready && !was_killed && !self.is_switching_to_fallback()
     }
 
     fn diagnose(&self, cause: EndCause) -> Diagnosis {
@@ -343,9 +361,17 @@ impl Supervisor {
         // An adopted engine was usually ready long before.
         let took = self.last_start_duration.filter(|_| life.is_adopted).unwrap_or_else(|| life.spawned.elapsed());
         life.ready_in = Some(took);
+        let start = PastStart { origin: life.origin, stages: life.log_parser.lock().stages(took) };
+        life.start = (!life.is_adopted).then(|| Arc::new(start));
         self.last_start_duration = Some(took);
         self.failure = FailureState::None;
         self.failed_starts = None;
+        if let Some(warm_starts) = &self.deps.spec.warm_starts {
+            match self.plain_because.take() {
+                Some(because) => warm_starts.turn_off(&format!("an engine did not start from one ({because}), and did without")),
+                None => warm_starts.request_spare(),
+            }
+        }
         let (spec, samples) = (&self.deps.spec, self.deps.samples.clone());
         let (socket, interval) = (socket_path(&spec.directory), spec.probe_interval);
         let traffic = Arc::clone(&self.deps.traffic);
@@ -356,15 +382,19 @@ impl Supervisor {
         if let Some(leader) = life.leader {
             let core_exit = Arc::clone(&life.core_exit);
             life.core_watch = Some(AbortOnDropHandle::new(self.deps.tasks.spawn(async move {
-                if let Some(status) = CoreWatch::begin(leader).await.first_exit().await {
+                let status = CoreWatch::begin(leader).await.first_exit().await;
+                if let Some(status) = status {
                     let _ = core_exit.set((status, Instant::now()));
                 }
+                sleep(FRONT_END_FAREWELL).await;
+                status
             })));
         }
         tracing::info!(
             event = "engine_ready",
             engine = spec.index,
             seconds = (took.as_secs_f64() * 10.0).round() / 10.0,
+            origin = life.origin.as_str(),
             "engine is ready"
         );
         let note = KeeperRequest::Note(self.life_record(self.last_epoch, Some(took)));

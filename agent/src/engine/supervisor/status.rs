@@ -119,6 +119,7 @@ impl Supervisor {
                 version: self.deps.spec.version,
                 models: life.map(|life| Arc::clone(&life.models)).unwrap_or_default(),
                 ready_in: life.and_then(|life| life.ready_in),
+                start: life.and_then(|life| life.start.clone()),
                 returns_in,
                 progress,
                 failure,

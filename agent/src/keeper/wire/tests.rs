@@ -5,13 +5,17 @@ use std::os::unix::ffi::OsStringExt;
 use super::*;
 
 fn order() -> LaunchSpec {
-    LaunchSpec {
+    let process = ProcessSpec {
         keeper: "/bin/hostler".into(),
         program: "/bin/vllm".into(),
         arguments: vec![OsString::from_vec(vec![b'a', 0xff])],
         set: vec![("A".into(), "b c".into())],
         unset: vec!["VLLM_PORT".into()],
         directory: "/tmp/e0".into(),
+    };
+    LaunchSpec {
+        process,
+        forks: true,
         log: "/tmp/e0.log".into(),
         wait_seconds: Some(600),
         cpus: vec![0, 3],

@@ -68,7 +68,7 @@ fn a_process_that_reuses_a_recorded_id_is_no_orphan() {
     assert!(record.is_of(record.leader()));
     let other_records = [
         ProcessRecord { started: record.started - 1, ..record.clone() },
-        ProcessRecord { boot_and_namespace: "another-boot/pid:[1]".to_owned(), ..record },
+        ProcessRecord { boot_and_namespace: "another-boot/pid:[1]".to_owned(), ..record.clone() },
     ];
     for other in other_records {
         other.write(&directory).unwrap();

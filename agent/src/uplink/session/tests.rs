@@ -222,6 +222,8 @@ fn spec(directory: &tempfile::TempDir) -> EngineSpec {
         gpu_availability: None,
         fallback: None,
         start_order: Arc::new(StartOrder::unordered()),
+        warm_starts: None,
+        may_fork: true,
         stall_timeout: Duration::from_secs(10),
         canary_interval: Duration::ZERO,
     }

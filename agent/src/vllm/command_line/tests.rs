@@ -57,6 +57,7 @@ fn launch<'a>(engine: &'a EngineProgram, replica: &'a ReplicaPlan, config: &'a A
         choices: &[],
         front_end: FrontEndInUse::Python,
         python_path: OsStr::new(""),
+        bytecode_cache: None,
     }
 }
 
@@ -295,4 +296,13 @@ fn a_tracing_engine_is_named_vllm_and_samples_by_parent() {
         TRACES_ENVIRONMENT.iter().filter(|(name, value)| line.set_variable(name) == Some(OsStr::new(value))).count()
     };
     assert_eq!((set(FlagOrigin::Hostler), set(FlagOrigin::User)), (2, 0), "a person's own flag comes with a person's own variables");
+}
+
+#[test]
+fn bytecode_that_is_missing_is_kept_in_a_cache() {
+    let (engine, replica, config) = (vllm(), on_cpu(), AgentConfig::default());
+    let launch = LaunchContext { bytecode_cache: Some(Path::new("/cache/pycache")), ..launch(&engine, &replica, &config) };
+    let line = command_line(&launch).unwrap();
+    assert_eq!(line.set_variable("PYTHONPYCACHEPREFIX"), Some(OsStr::new("/cache/pycache")));
+    assert_eq!(line.set_variable("PYTHONDONTWRITEBYTECODE"), Some(OsStr::new("")));
 }

@@ -44,6 +44,8 @@ async fn a_program_is_asked_for_its_version() {
         probe(&path).await.unwrap(),
         InstalledVllm {
             version: VllmVersion::new(0, 32),
+            interpreter: None,
+            lacks_bytecode: false,
             rust_front_end: None,
             has_opentelemetry: false,
             parsers: InstalledParsers::default()
@@ -85,4 +87,13 @@ fn only_an_absolute_python_counts_as_the_interpreter() {
     assert_eq!(read_interpreter(&path).as_deref(), Some(expected));
     let (_directory, path) = program("#!/usr/bin/env python3\n");
     assert_eq!(read_interpreter(&path), None);
+}
+
+#[test]
+fn only_the_script_that_vllm_installs_is_its_own() {
+    let own =
+        "#!/venv/bin/python\nimport sys\nfrom vllm.entrypoints.cli.main import main\nif __name__ == '__main__':\n    sys.exit(main())\n";
+    let (_directory, own) = program(own);
+    let (_other, wrapper) = program("#!/venv/bin/python\nimport os\nos.nice(5)\nos.execv('/venv/bin/vllm', ['vllm'])\n");
+    assert!(is_own_script(&own) && !is_own_script(&wrapper));
 }

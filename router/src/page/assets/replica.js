@@ -85,11 +85,20 @@ function replicaContent({ node, replica }) {
       ["Streams moved away", count(replica.streams_moved)],
       ["Starts after the first", String(replica.restarts)],
       ["Engine", [replica.engine_version, launch?.profile].filter(Boolean).join(", ")],
+      ["Started", startWords(replica.start)],
       ["Longest context", launch?.max_model_len ? `${count(launch.max_model_len)} tokens` : ""],
       ["Runs on", replica.gpus.map((gpu) => `${gpu.name}: ${gpuWords(gpu)}`).join("; ") || replica.gpu || "CPU"],
     ]),
   );
   return content;
+}
+
+function startWords(start) {
+  if (!start) return "";
+  const total = start.stages.reduce((sum, part) => sum + part.seconds, 0);
+  const parts = start.stages.filter((part) => part.seconds >= 0.1).map((part) => `${part.stage} ${seconds(part.seconds)}`);
+  const origin = { spare: " from a spare", fork: ", imported once" }[start.origin] ?? "";
+  return `in ${seconds(total)}${origin}: ${parts.join(", ")}`;
 }
 
 function trouble(title, words, remedy) {
