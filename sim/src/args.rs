@@ -82,6 +82,12 @@ pub struct EngineArgs {
     /// Accepted and ignored.
     #[arg(long)]
     pub disable_uvicorn_access_log: bool,
+    /// Have the routes that render prompts.
+    #[arg(long)]
+    pub enable_scale_out: bool,
+    /// Accepted and ignored: agents do not share the tokenizer of another mode than `hf`.
+    #[arg(long, value_name = "MODE")]
+    pub tokenizer_mode: Option<String>,
     /// Accepted and ignored: what makes an engine sleep are routes of the development mode.
     #[arg(long)]
     pub enable_sleep_mode: bool,

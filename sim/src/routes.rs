@@ -34,6 +34,8 @@ type BodyError = Box<dyn std::error::Error + Send + Sync>;
 const ROUTES: &[(&str, &str)] = &[
     (Route::ChatCompletions.path(), "POST"),
     (Route::Completions.path(), "POST"),
+    (Route::ChatRender.path(), "POST"),
+    (Route::CompletionRender.path(), "POST"),
     (Route::Responses.path(), "POST"),
     (Route::Messages.path(), "POST"),
     (Route::CountTokens.path(), "POST"),
@@ -61,7 +63,8 @@ const ROUTES: &[(&str, &str)] = &[
 ];
 
 /// Paths that vLLM's Rust front-end lacks, up to 0.33 at least, with everything below them.
-const RUST_LACKS: [Route; 5] = [Route::Messages, Route::Responses, Route::Embeddings, Route::Invocations, Route::Ping];
+const RUST_LACKS: [Route; 7] =
+    [Route::Messages, Route::Responses, Route::Embeddings, Route::Invocations, Route::Ping, Route::ChatRender, Route::CompletionRender];
 
 pub(crate) async fn answer(api: &Api, request: Request<Incoming>) -> Result<Reply, BodyError> {
     let given_id = request.headers().get(REQUEST_ID).cloned();
@@ -177,6 +180,8 @@ async fn post(api: &Api, (path, query): (&str, &str), body: &Bytes, id: Option<&
     match (Route::of(path), path) {
         (Route::ChatCompletions, _) => api::chat(api, body, id).await,
         (Route::Completions, _) => api::completions(api, body, id).await,
+        (Route::ChatRender, _) => api::render_chat(api, body, id),
+        (Route::CompletionRender, _) => api::render_completion(api, body, id),
         (Route::Responses, _) => api::responses(api, body, id).await,
         (Route::Messages, _) => api::messages(api, body, id).await,
         (Route::CountTokens, _) => api::count_tokens(api, body),

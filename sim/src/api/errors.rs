@@ -99,6 +99,16 @@ impl ApiError {
         }
     }
 
+    /// Error of routes that `--enable-scale-out` turns on.
+    pub(crate) fn no_scale_out() -> Self {
+        Self {
+            status: StatusCode::FORBIDDEN,
+            kind: "PermissionDeniedError",
+            param: None,
+            message: "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them.".to_owned(),
+        }
+    }
+
     pub(crate) fn engine_failed() -> Self {
         Self::internal("EngineCore encountered an issue. See stack trace (above) for the root cause.")
     }

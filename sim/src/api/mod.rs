@@ -16,6 +16,7 @@ mod models;
 mod operate;
 mod options;
 mod prompt;
+mod render;
 mod responses;
 mod rust_events;
 mod structured_outputs;
@@ -32,6 +33,7 @@ pub(crate) use invocation::{ADAPTER, parse_invocation};
 pub(crate) use messages::{count_tokens, messages};
 pub(crate) use models::models;
 pub(crate) use operate::{collective_rpc, is_sleeping, load_adapter, sleep, unload_adapter, wake_up};
+pub(crate) use render::{render_chat, render_completion};
 pub(crate) use responses::{responses, stored_response};
 pub(crate) use tokenize::{detokenize, tokenize};
 

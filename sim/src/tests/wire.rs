@@ -13,6 +13,7 @@ use super::{Answer, RunningEngine, fixture, fixture_text};
 const VARYING: &[&str] = &[
     "id",
     "item_id",
+    "request_id",
     "created",
     "created_at",
     "system_fingerprint",
@@ -288,6 +289,21 @@ async fn whole_answers_have_the_recorded_keys() {
     assert_same_json(&engine.post("/v1/completions", body).await, "json_completions.raw");
     let body = format!("{{{CHAT}}}");
     assert_same_json(&engine.post("/tokenize", &body).await, "json_tokenize.raw");
+}
+
+#[tokio::test]
+async fn rendered_prompts_have_the_recorded_keys() {
+    let engine = RunningEngine::start(&["--enable-scale-out", "--served-model-name", "tiny"]).await;
+    let chat = format!(r#"{{{CHAT},"max_tokens":4,"stream":true}}"#);
+    let rendered = engine.post("/v1/chat/completions/render", &chat).await;
+    assert_same_json(&rendered, "json_chat_render.raw");
+    assert_eq!(rendered.json()["token_ids"], engine.post("/tokenize", &chat).await.json()["tokens"]);
+    let completion = r#"{"model":"tiny","prompt":["hi","hello there"],"cache_salt":"s"}"#;
+    let rendered = engine.post("/v1/completions/render", completion).await;
+    assert_same_json(&rendered, "json_completions_render.raw");
+    assert_eq!(rendered.json()[1]["token_ids"], engine.post("/tokenize", r#"{"prompt":"hello there"}"#).await.json()["tokens"]);
+    let disabled = RunningEngine::start(&[]).await;
+    assert_same_answer(&disabled.post("/v1/chat/completions/render", &chat).await, "err_403_scale_out.raw");
 }
 
 #[tokio::test]
