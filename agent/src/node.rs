@@ -240,7 +240,7 @@ impl NodeState {
             let read = replica.traits.prompt_files.load(replica.engine.socket()).await;
             let may_pass = read.as_ref().is_err_and(PromptFilesError::is_transient);
             if let Err(error) = &read {
-                tracing::warn!(replica = replica.index, %error, "routers cannot tokenize for this engine; requests are placed by text");
+                tracing::warn!(replica = replica.index, %error, "routers cannot read the prompts of this engine: they are placed by text, or the engine is asked for their tokens");
             }
             let found = match read {
                 // Equal bundles share their memory.

@@ -178,6 +178,17 @@ const PROMPTS: FigureTable<PromptStats> = FigureTable {
         counter("prompts_encoded", "Prompts that were turned into tokens.", |now| now.encodes.into()),
         counter("prompts_failed", "Prompts that a template or tokenizer refused: placed by text.", |now| now.failed.into()),
         counter("prompts_busy", "Prompts placed by text because the tokenizer's threads were busy.", |now| now.busy.into()),
+        counter("prompts_rendered", "Prompts whose tokens an engine has said, because no encoder is proved for them.", |now| {
+            now.rendered.into()
+        }),
+        counter("prompts_rendered_late", "Prompts placed by text because an engine did not say their tokens in time.", |now| {
+            now.rendered_late.into()
+        }),
+        counter(
+            "prompts_not_rendered",
+            "Prompts placed by text because engines render enough, refused, or gave no usable answer.",
+            |now| now.not_rendered.into(),
+        ),
         counter("prompt_encoded_bytes", "Bytes of text that went through a tokenizer.", |now| now.encoded_bytes.into()),
         counter("prompt_segment_hits", "Segments of prompts whose tokens were remembered.", |now| now.segment_hits.into()),
         counter("prompt_segment_misses", "Segments of prompts that had to be encoded.", |now| now.segment_misses.into()),

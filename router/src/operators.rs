@@ -276,21 +276,25 @@ fn replica(replica: &crate::fleet::Replica, placer: &Placer, first_tokens: &Firs
     }
 }
 
+/// The word for a replica whose engine says the tokens of prompts.
+const RENDERING: &str = "engine";
+
 fn cache(replica: &crate::fleet::Replica, placer: &Placer) -> Cache {
     let standing = replica.state.encoder_key().map_or(EncoderStatus::Missing, |reader| placer.prompts.status(&reader));
+    let is_rendering = replica.local_load.rendering.is_offered(replica.epoch);
     let figures = &replica.cache.stats;
     let reported = replica.report.state.as_deref();
     let watch_reason = reported.and_then(|state| state.cache.as_ref()).map(|watch| watch.reason.clone());
-    let files_reason = reported.and_then(|state| state.prompt_files.as_ref()).map(|files| files.error.clone());
+    let files_reason = reported.and_then(|state| state.prompt_files.as_ref()).filter(|_| !is_rendering).map(|files| files.error.clone());
     let reason = [watch_reason, files_reason].into_iter().flatten().find(|reason| !reason.is_empty());
     Cache {
-        exact: replica.cache.slot.is_some() && replica.state.exact_cache.is_some() && standing.is_proved(),
+        exact: replica.cache.slot.is_some() && replica.state.exact_cache.is_some() && (standing.is_proved() || is_rendering),
         blocks: figures.blocks.load(Ordering::Relaxed),
         matches: figures.matches.load(Ordering::Relaxed),
         resyncs: figures.resyncs.load(Ordering::Relaxed),
         distrusted: figures.distrusted.load(Ordering::Relaxed),
-        tokenizer: standing.as_str().to_owned(),
-        reason: reason.unwrap_or_else(|| standing.reason()),
+        tokenizer: if is_rendering && !standing.is_proved() { RENDERING } else { standing.as_str() }.to_owned(),
+        reason: reason.or_else(|| (!is_rendering).then(|| standing.reason())).unwrap_or_default(),
     }
 }
 

@@ -19,9 +19,10 @@ STARTS = {
     # Its engines are made to hang, too.
     "mixed": lambda: Fleet(fleets.vllm(stall="30s"), fleets.vllm_rust(stall="30s"), KEEP),
     "small": lambda: Fleet(fleets.vllm(*SMALL, *LORA)),
+    "tekken": lambda: Fleet(fleets.vllm(*SMALL, *fleets.tekken())),
 }
 # These end the agents of the fleet "python", so they are the last on it.
-ORDER = ["python", "sessions", "rust", "mixed", "small", "supervised", "own"]
+ORDER = ["python", "sessions", "rust", "mixed", "small", "tekken", "supervised", "own"]
 
 
 class Engines:
@@ -121,6 +122,12 @@ def small_simulated_fleet():
 def small_vllm_fleet(engines: Engines):
     """Real engines with room for 64 blocks, which take adapters too."""
     return engines.need("small")
+
+
+@pytest.fixture(scope="module")
+def small_tekken_fleet(engines: Engines):
+    """Real engines of that size whose chat template is code: only they can read their prompts."""
+    return engines.need("tekken")
 
 
 @pytest.hookimpl(wrapper=True)

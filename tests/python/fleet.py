@@ -185,6 +185,25 @@ def vllm_rust(*more: str, stall: str = "300s") -> Engine:
     )
 
 
+def tekken() -> tuple[str, ...]:
+    """Flags for a tokenizer of Mistral's own kind, whose chat template is code.
+
+    It has as many tokens as the tiny model, and is the beginning of the one that comes with vLLM's dependencies.
+    """
+    cache = cache_folder()
+    [whole] = (cache / "vllm-0.32").glob("lib/python*/site-packages/mistral_common/data/tekken_240911.json")
+    vocabulary = json.loads(whole.read_text())
+    tokens = json.loads((cache / "tiny-model" / "config.json").read_text())["vocab_size"]
+    own = tokens - vocabulary["config"]["default_num_special_tokens"]
+    # The third version has the system's message in the last of the user's: no turn begins as the one before.
+    vocabulary["config"] |= {"num_vocab_tokens": own, "default_vocab_size": tokens, "version": "v7"}
+    folder = cache / "tiny-tekken"
+    folder.mkdir(exist_ok=True)
+    of_text = {"config": vocabulary["config"], "vocab": vocabulary["vocab"][:own]}
+    (folder / "tekken.json").write_text(json.dumps(of_text))
+    return "--tokenizer", str(folder), "--tokenizer-mode", "mistral", "--tool-call-parser", "mistral"
+
+
 def cache_folder() -> Path:
     """Where tests/engine/install.sh puts what it installs."""
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "hostler"

@@ -212,7 +212,7 @@ pub struct EngineStatus {
     pub facts: LogFacts,
     /// Front-end of this life, or of the next one.
     pub front_end: FrontEndInUse,
-    /// Client routes that this front-end was found to lack.
+    /// Client routes that this front-end was found to lack, or has for routers alone.
     pub missing_routes: Arc<[&'static str]>,
 }
 

@@ -36,6 +36,7 @@ pub(super) fn start_with(script: &str, change: impl FnOnce(&mut EngineSpec)) -> 
             arguments: vec![OsString::from("-c"), OsString::from(script)],
             set: vec![("VLLM_RPC_BASE_PATH", directory.clone().into())],
             unset: Vec::new(),
+            withheld_routes: &[],
         },
         version: None,
         directory: directory.clone(),
@@ -361,7 +362,13 @@ async fn an_engine_sleeps_and_wakes() {
 }
 
 fn shell(script: &str) -> CommandLine {
-    CommandLine { program: "/bin/sh".into(), arguments: vec!["-c".into(), script.into()], set: Vec::new(), unset: Vec::new() }
+    CommandLine {
+        program: "/bin/sh".into(),
+        arguments: vec!["-c".into(), script.into()],
+        set: Vec::new(),
+        unset: Vec::new(),
+        withheld_routes: &[],
+    }
 }
 
 #[tokio::test]
@@ -540,6 +547,7 @@ fn spare(directory: &Path, then: &str) -> Arc<WarmStarts> {
         arguments: vec!["-c".into(), script.into()],
         set: vec![("VLLM_RPC_BASE_PATH", directory.join("spares").into())],
         unset: Vec::new(),
+        withheld_routes: &[],
     };
     let keepers = crate::keeper::tests::program(directory);
     let process = crate::keeper::wire::ProcessSpec::new(&keepers, &line, &directory.join("spares"));

@@ -407,6 +407,7 @@ fn a_fingerprint_covers_the_command_but_not_the_free_memory() {
         arguments: vec!["serve".into(), argument.into()],
         set: vec![("VLLM_CPU_KVCACHE_SPACE", gib.into()), ("TMPDIR", "/tmp/e0/tmp".into())],
         unset: Vec::new(),
+        withheld_routes: &[],
     };
     let name = |argument: &str, gib: &str, minor: u32| fingerprint(&line(argument, gib), Some(VllmVersion { major: 0, minor, patch: 0 }));
     assert_eq!(name("model", "4", 11), name("model", "5", 11));

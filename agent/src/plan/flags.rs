@@ -8,10 +8,11 @@ use super::setup::EnginePlanSetup;
 use crate::config::Profile;
 use crate::gpu::Gpu;
 use crate::vllm::arguments::EngineArguments;
-use crate::vllm::flag::{EXECUTOR_FLAG, FlagChoice, FlagOrigin};
+use crate::vllm::flag::{EXECUTOR_FLAG, FlagChoice, FlagOrigin, SCALE_OUT_FLAG};
 use crate::vllm::parsers::{ModelParsers, REASONING_PARSER_FLAG, TOOL_PARSER_FLAG};
 use crate::vllm::releases::{
-    ASYNC_AUTO_SINCE, ASYNC_SINCE, PERFORMANCE_MODE_SINCE, QUEUE_LIMIT_SINCE, SHUTDOWN_TIMEOUT_SINCE, STREAM_INTERVAL_SINCE,
+    ASYNC_AUTO_SINCE, ASYNC_SINCE, PERFORMANCE_MODE_SINCE, QUEUE_LIMIT_SINCE, SCALE_OUT_SINCE, SHUTDOWN_TIMEOUT_SINCE,
+    STREAM_INTERVAL_SINCE,
 };
 use crate::vllm::traces::TRACES_FLAG;
 use crate::vllm::{EngineTraces, FrontEndInUse};
@@ -58,6 +59,7 @@ pub(super) fn choose_flags(setup: &EnginePlanSetup, place: &ReplicaContext<'_>) 
     }
     add_parser_flags(&mut list, setup.parsers.of(place.front_end));
     add_reporting_flags(&mut list);
+    add_rendering_flag(&mut list, setup, place.front_end);
     add_traces_flag(&mut list, setup, place.front_end);
     list.choices
 }
@@ -223,6 +225,19 @@ fn add_reporting_flags(list: &mut FlagList<'_>) {
     list.add("--disable-uvicorn-access-log", "", FlagOrigin::Hostler, "requests are logged and counted by the router");
     list.add("--enable-prompt-tokens-details", "", FlagOrigin::Hostler, "routers learn how much of a prompt was cached");
     list.add("--enable-request-id-headers", "", FlagOrigin::Hostler, "answers carry the id of their request");
+}
+
+/// Adds the flag by which routers can ask the engine for the tokens of a prompt.
+fn add_rendering_flag(list: &mut FlagList<'_>, setup: &EnginePlanSetup, front_end: FrontEndInUse) {
+    let has_flag = setup.simulated || setup.is_at_least(SCALE_OUT_SINCE);
+    if setup.only_engine_reads_prompts && setup.kv_events && has_flag && front_end == FrontEndInUse::Python {
+        list.add(
+            SCALE_OUT_FLAG,
+            "",
+            FlagOrigin::Hostler,
+            "only the engine can read this model's prompts: routers ask it for their tokens; clients do not reach these routes",
+        );
+    }
 }
 
 /// Adds the parsers of calls and of reasoning.

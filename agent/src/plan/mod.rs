@@ -35,7 +35,7 @@ pub use self::weights::WeightFormat;
 use crate::config::AgentConfig;
 use crate::gpu::{Gpu, NvlinkTopology};
 use crate::host::{EngineProgram, ReplicaPlan};
-use crate::prompt_files::read_template_text;
+use crate::prompt_files::{only_engine_reads_prompts, read_template_text};
 use crate::vllm::parsers::InstalledParsers;
 use crate::vllm::{EngineTraces, FrontEndInUse};
 pub use crate::vllm::{FlagChoice, FlagOrigin};
@@ -91,7 +91,14 @@ pub fn make_plan(ground: &PlanInput<'_>, config: &AgentConfig) -> Result<Plan, P
         ModelFacts::read(&config.model, &setup.arguments, ground.downloads)
     };
     let parsers = if setup.simulated { setup.parsers.clone() } else { choose_parsers(ground, config, &setup, &model) };
-    plan_for_model(ground, config, EnginePlanSetup { parsers, ..setup }, model)
+    let architecture = match &model {
+        ModelInfo::Known(facts) if facts.is_generative() => Some(facts.architecture.as_str()),
+        ModelInfo::Known(_) => None,
+        ModelInfo::Unknown { .. } => setup.simulated.then_some(""),
+    };
+    let only_engine_reads_prompts =
+        architecture.is_some_and(|architecture| only_engine_reads_prompts(architecture, &config.model, &setup.arguments, ground.downloads));
+    plan_for_model(ground, config, EnginePlanSetup { parsers, only_engine_reads_prompts, ..setup }, model)
 }
 
 fn choose_parsers(ground: &PlanInput<'_>, config: &AgentConfig, setup: &EnginePlanSetup, model: &ModelInfo) -> PlannedParsers {

@@ -65,6 +65,8 @@ pub struct EnginePlanSetup {
     pub kv_events: bool,
     pub drain_timeout: Duration,
     pub traces: EngineTraces,
+    /// Whether routers cannot read the model's prompts themselves.
+    pub only_engine_reads_prompts: bool,
     pub(super) parsers: PlannedParsers,
 }
 
@@ -126,6 +128,7 @@ impl EnginePlanSetup {
             kv_events: config.kv_events,
             drain_timeout: config.drain_timeout,
             traces: EngineTraces::Unasked,
+            only_engine_reads_prompts: false,
             parsers: match engine {
                 EngineProgram::Simulated { .. } => PlannedParsers::simulated(),
                 EngineProgram::Vllm { .. } | EngineProgram::Attached { .. } => PlannedParsers::without("the model was not read"),

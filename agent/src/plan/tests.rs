@@ -52,6 +52,34 @@ fn planned_in(case: &Case<'_>, room: HostResources) -> Result<Plan, PlanError> {
 }
 
 #[test]
+fn only_models_of_code_templates_have_their_engines_render_prompts() {
+    let folder = tempfile::tempdir().unwrap();
+    let planned = |architecture: &str| {
+        let config = serde_json::json!({ "architectures": [architecture], "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "vocab_size": 100, "intermediate_size": 64 });
+        std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+        std::fs::write(folder.path().join("tokenizer.json"), "{}").unwrap();
+        let engine = vllm();
+        let ground = PlanInput {
+            parsers: &InstalledParsers::Assumed,
+            rust_parsers: &InstalledParsers::Assumed,
+            engine: &engine,
+            version: Some(VllmVersion::new(0, 32)),
+            rust_front_end: None,
+            gpus: &[],
+            links: &NvlinkTopology::default(),
+            resources: HostResources::unlimited(),
+            traces: &EngineTraces::Unasked,
+            downloads: Path::new("/nonexistent"),
+        };
+        let config = AgentConfig { model: folder.path().to_str().unwrap().to_owned(), ..AgentConfig::default() };
+        let plan = make_plan(&ground, &config).unwrap();
+        plan.choices(&plan.replicas[0], FrontEndInUse::Python).iter().any(|choice| choice.flag == "--enable-scale-out")
+    };
+    assert!(planned("DeepseekV32ForCausalLM") && planned("GptOssForCausalLM") && !planned("Qwen3ForCausalLM"));
+}
+
+#[test]
 fn the_plan_shows_a_small_model_on_pcie_gpus() {
     let case = Case { model: "gemma-2b", gpus: "4x24", nvlink: 0, minor: 32, config: config(Profile::Throughput, "--enforce-eager") };
     insta::assert_snapshot!(planned(&case).unwrap().page());

@@ -100,6 +100,12 @@ pub(crate) fn read_template_text(model: &str, arguments: &[String], cache: &Path
     TokenizerSpec::new(model, arguments).template_text(cache)
 }
 
+/// Whether routers cannot read the prompts of a model with this architecture and these engine
+/// arguments, as far as files show. Blocks on the disk.
+pub(crate) fn only_engine_reads_prompts(architecture: &str, model: &str, arguments: &[String], cache: &Path) -> bool {
+    TokenizerSpec::new(model, arguments).is_only_engines(architecture, cache)
+}
+
 /// Location of an engine's prompt files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PromptFileSource(SourceKind);
@@ -116,11 +122,10 @@ impl PromptFileSource {
     /// Source for the engines of this configuration.
     #[must_use]
     pub fn new(engine: &EngineProgram, config: &AgentConfig) -> Self {
+        let spec = TokenizerSpec::new(&config.model, &config.engine_args);
         match engine {
-            EngineProgram::Vllm { .. } | EngineProgram::Attached { .. } => {
-                Self(SourceKind::Disk(TokenizerSpec::new(&config.model, &config.engine_args)))
-            }
-            EngineProgram::Simulated { .. } => Self(SourceKind::Engine),
+            EngineProgram::Simulated { .. } if !spec.has_other_tokenizer() => Self(SourceKind::Engine),
+            _ => Self(SourceKind::Disk(spec)),
         }
     }
 
@@ -134,7 +139,6 @@ impl PromptFileSource {
         let loaded = async {
             match &self.0 {
                 SourceKind::Engine => fetch_from_engine(socket).await,
-                SourceKind::Disk(model) if model.is_unknown() => Err(PromptFilesError::NoModel),
                 SourceKind::Disk(model) => {
                     let model = model.clone();
                     let read = spawn_blocking(move || model.read(&hub_cache(|name| std::env::var_os(name))).map(Bundle::new));

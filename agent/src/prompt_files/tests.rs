@@ -115,6 +115,32 @@ fn a_model_with_an_unshareable_tokenizer_is_an_error() {
 }
 
 #[test]
+fn only_engines_read_prompts_of_code_templates_and_other_tokenizers() {
+    let reads = |architecture: &str, files: &[(&str, &str)], line: &str| {
+        let model = folder(files);
+        only_engine_reads_prompts(architecture, path(&model), &arguments(line), Path::new(""))
+    };
+    let tokenizer = [("tokenizer.json", "t")];
+    assert!(!reads("Qwen3ForCausalLM", &tokenizer, ""));
+    assert!(!reads("DeepseekV3ForCausalLM", &tokenizer, "--tokenizer-mode hf"));
+    for architecture in ["GptOssForCausalLM", "DeepseekV32ForCausalLM", "DeepseekV4ForCausalLM", "KimiK3ForConditionalGeneration"] {
+        assert!(reads(architecture, &tokenizer, ""), "{architecture}");
+    }
+    assert!(reads("CohereForCausalLM", &tokenizer, "--tokenizer-mode cohere"));
+    assert!(reads("MistralForCausalLM", &[("tokenizer.json", "t"), ("tekken.json", "t")], ""));
+    assert!(reads("DeepseekV3ForCausalLM", &[("tiktoken.model", "t")], ""), "Kimi K2");
+    assert!(!only_engine_reads_prompts("MistralForCausalLM", "org/absent", &[], Path::new("")), "its files are not here");
+}
+
+#[tokio::test]
+async fn a_simulated_engine_of_another_tokenizer_shares_no_files() {
+    let config = AgentConfig { engine_args: arguments("--tokenizer-mode mistral"), ..AgentConfig::default() };
+    let source = PromptFileSource::new(&EngineProgram::Simulated { program: "/opt/hostler".into() }, &config);
+    let error = source.load(Path::new("/no/socket")).await.unwrap_err();
+    assert!(error.to_string().contains("--tokenizer-mode mistral") && !error.is_transient(), "{error}");
+}
+
+#[test]
 fn downloaded_models_are_searched_where_hugging_face_keeps_them() {
     let table: [(&[(&str, &str)], &str); 6] = [
         (&[("HF_HUB_CACHE", "/a"), ("HF_HOME", "/b"), ("HOME", "/h")], "/a"),

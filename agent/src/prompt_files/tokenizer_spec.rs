@@ -17,6 +17,13 @@ use crate::vllm::arguments::{is_given, value_of};
 /// Modes in which vLLM uses the model's Hugging Face tokenizer.
 const HF_TOKENIZER_MODES: [&str; 3] = ["auto", "hf", "slow"];
 
+/// Beginnings of architectures whose chats vLLM 0.32 writes in code, without a template of the
+/// model's (`config/model.py`, and the harmony format of gpt-oss).
+const CODE_TEMPLATES: [&str; 5] = ["GptOss", "DeepseekV32", "DeepseekV4", "KimiK3", "Inkling"];
+
+/// File of Mistral's own tokenizer, which vLLM prefers.
+const MISTRAL_TOKENIZER_FILE: &str = "tekken.json";
+
 /// Words that Mistral's own tokenizer writes.
 const MISTRAL_TEMPLATE: &str = "tools: [AVAILABLE_TOOLS] [TOOL_CALLS]";
 
@@ -46,15 +53,28 @@ impl TokenizerSpec {
         }
     }
 
-    /// Whether nobody has named a model.
-    pub(super) fn is_unknown(&self) -> bool {
-        self.tokenizer.is_empty()
+    /// Whether the engine was told to use something else than a Hugging Face tokenizer.
+    pub(super) fn has_other_tokenizer(&self) -> bool {
+        self.unsupported_argument.is_some()
+    }
+
+    /// Whether only an engine of this architecture can read the model's prompts, as far as files
+    /// show: its tokenizer is no Hugging Face one, or its chat template is code.
+    pub(super) fn is_only_engines(&self, architecture: &str, cache: &Path) -> bool {
+        let has = |folder: &Path, name: &str| folder.join(name).is_file();
+        self.has_other_tokenizer()
+            || CODE_TEMPLATES.iter().any(|begin| architecture.starts_with(begin))
+            || self.folder(cache).is_ok_and(|folder| !has(&folder, TOKENIZER_FILE) || has(&folder, MISTRAL_TOKENIZER_FILE))
     }
 
     /// Reads the files, in the order of a bundle. `cache` is the folder of downloaded models.
     pub(super) fn read(&self, cache: &Path) -> Result<Vec<PromptFile>, PromptFilesError> {
         if let Some(argument) = &self.unsupported_argument {
             return Err(PromptFilesError::OtherTokenizer { argument: argument.clone() });
+        }
+        // Nobody has named a model.
+        if self.tokenizer.is_empty() {
+            return Err(PromptFilesError::NoModel);
         }
         let folder = self.folder(cache)?;
         let place = || folder.display().to_string();
@@ -96,7 +116,7 @@ impl TokenizerSpec {
         };
         let written = read(TEMPLATE_FILE).map(text).or_else(|| in_json("chat_template.json")).or_else(|| in_json("tokenizer_config.json"));
         // The template of Mistral's own tokenizer is code.
-        written.or_else(|| folder.join("tekken.json").is_file().then(|| MISTRAL_TEMPLATE.to_owned()))
+        written.or_else(|| folder.join(MISTRAL_TOKENIZER_FILE).is_file().then(|| MISTRAL_TEMPLATE.to_owned()))
     }
 
     /// Folder of the tokenizer: a path itself, or a snapshot of a downloaded repository.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use super::arguments::{EngineArguments, expand_config_file, value_of};
 use super::directory::{socket_path, temporary_path};
-use super::flag::{EXECUTOR_FLAG, FlagChoice, FlagOrigin};
+use super::flag::{EXECUTOR_FLAG, FlagChoice, FlagOrigin, SCALE_OUT_FLAG, SCALE_OUT_ROUTES};
 use super::front_end::FrontEndInUse;
 use super::plugin;
 use super::releases::{CACHE_EVENTS_SINCE, GPU_UUID_SINCE};
@@ -92,6 +92,8 @@ pub struct CommandLine {
     pub set: Vec<(&'static str, OsString)>,
     /// Variables that are not passed on unless `set` names them.
     pub unset: Vec<&'static str>,
+    /// Routes that the engine has for routers alone, because the agent has turned them on.
+    pub withheld_routes: &'static [&'static str],
 }
 
 impl CommandLine {
@@ -181,7 +183,13 @@ pub fn command_line(launch: &LaunchContext<'_>) -> Result<CommandLine, HostError
     if let EngineProgram::Attached { program, targets } = launch.engine {
         let target = targets.get(launch.replica.index as usize).map(ToString::to_string).unwrap_or_default();
         let arguments = vec!["bridge".into(), target.into(), "--uds".into(), socket_path(launch.directory).into()];
-        return Ok(CommandLine { program: program.clone(), arguments, set: Vec::new(), unset: NOT_INHERITED.to_vec() });
+        return Ok(CommandLine {
+            program: program.clone(),
+            arguments,
+            set: Vec::new(),
+            unset: NOT_INHERITED.to_vec(),
+            withheld_routes: &[],
+        });
     }
     let (program, mut arguments) = match launch.engine {
         EngineProgram::Vllm { program } => (program, vllm_arguments(launch)),
@@ -190,7 +198,15 @@ pub fn command_line(launch: &LaunchContext<'_>) -> Result<CommandLine, HostError
     arguments.extend(launch.choices.iter().flat_map(FlagChoice::to_arguments).map(OsString::from));
     arguments.append(&mut cache_event_arguments(launch));
     arguments.extend(launch.config.engine_args.iter().map(OsString::from));
-    Ok(CommandLine { program: program.clone(), arguments, set: environment(launch, &given)?, unset: NOT_INHERITED.to_vec() })
+    let opens_routes = launch.choices.iter().any(|choice| choice.flag == SCALE_OUT_FLAG && choice.origin == FlagOrigin::Hostler);
+    let withheld_routes: &[&str] = if opens_routes { &SCALE_OUT_ROUTES } else { &[] };
+    Ok(CommandLine {
+        program: program.clone(),
+        arguments,
+        set: environment(launch, &given)?,
+        unset: NOT_INHERITED.to_vec(),
+        withheld_routes,
+    })
 }
 
 fn vllm_arguments(launch: &LaunchContext<'_>) -> Vec<OsString> {

@@ -1,8 +1,26 @@
 //! One flag of an engine: its value, its origin, and the reason.
 
+use hostler_api::Route;
+
 /// Flag for whether the model of an engine on one GPU runs in its core's process (`uni`) or in a
 /// separate one (`mp`).
 pub(crate) const EXECUTOR_FLAG: &str = "--distributed-executor-backend";
+
+/// Flag that turns on vLLM's routes for engines without a front-end of their own, of which routers
+/// use those that render prompts.
+pub(crate) const SCALE_OUT_FLAG: &str = "--enable-scale-out";
+
+/// The routes of [`SCALE_OUT_FLAG`] in vLLM 0.32, each with all below it, but for one that no router
+/// passes on.
+pub(crate) const SCALE_OUT_ROUTES: [&str; 7] = [
+    Route::ChatRender.path(),
+    Route::CompletionRender.path(),
+    Route::Generate.path(),
+    "/v1/messages/render",
+    "/v1/responses/render",
+    "/v1/chat/completions/derender",
+    "/v1/completions/derender",
+];
 
 /// Origin of a flag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -52,5 +52,9 @@ pub(crate) const LARGE_STEPS_SINCE: VllmVersion = VllmVersion::new(0, 28);
 /// The Rust front-end refuses to start with it, up to 0.33 at least.
 pub(crate) const QUEUE_LIMIT_SINCE: VllmVersion = VllmVersion::new(0, 29);
 
+/// First release with `--enable-scale-out`, which turns on the routes that render prompts, in the
+/// Python front-end (vllm#55176). The Rust one has no such routes, up to 0.32 at least.
+pub(crate) const SCALE_OUT_SINCE: VllmVersion = VllmVersion::new(0, 30);
+
 /// Release assumed if none is installed: the newest whose flags were examined.
 pub(crate) const NEWEST_KNOWN: VllmVersion = VllmVersion::new(0, 33);

@@ -38,7 +38,7 @@ pub(crate) fn spare_command(
     let program = interpreter.ok_or("the program is not the script that vLLM installs")?.to_owned();
     let mut set: Vec<_> = engine.set.iter().filter(|(name, _)| !OF_ONE_ENGINE.contains(name)).cloned().collect();
     set.push(("VLLM_RPC_BASE_PATH", directory.into()));
-    Ok(CommandLine { program, arguments: vec![directory.join(SCRIPT_NAME).into()], set, unset: engine.unset.clone() })
+    Ok(CommandLine { program, arguments: vec![directory.join(SCRIPT_NAME).into()], set, ..engine.clone() })
 }
 
 /// Whether processes of an engine on this many GPUs may be forks of the first one.

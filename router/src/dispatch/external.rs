@@ -39,6 +39,7 @@ impl Dispatch {
             let message = "this request was in flight when an engine crashed: send it through the router, which tries it alone";
             return Err(Refusal::Overloaded { message: message.into(), retry_after: SUSPECT_RETRY_SECONDS });
         }
+        outgoing.placement_request.is_suspect = crash_watch.is_confined();
         let deadline = outgoing.received_at + self.answer_timeout;
         let found = async {
             self.await_startup_grace(outgoing.placement_request.model.as_deref()).await;

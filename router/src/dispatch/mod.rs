@@ -41,7 +41,7 @@ pub(crate) use usage_bounds::Work;
 
 use crate::access_log::AttemptEntry;
 use crate::admission::{ActualUsage, OutputTokens, Permit};
-use crate::crash_suspects::{self, CrashSuspects, CrashWatch};
+use crate::crash_suspects::{self, Clearance, CrashSuspects, CrashWatch};
 use crate::fan_out::AnswerExchange;
 use crate::fleet::{Fleet, InFlight, Replica};
 use crate::metrics::RouterMetrics;
@@ -106,7 +106,8 @@ impl Dispatch {
         outgoing.head.fingerprint = fingerprint;
         let mut crash_watch = self.crash_suspects.watch(fingerprint);
         // Check before reading the prompt, which may cost more.
-        crash_watch.clearance()?;
+        let clearance = crash_watch.clearance()?;
+        outgoing.placement_request.is_suspect = clearance != Clearance::Free || crash_watch.is_confined();
         outgoing.queue_slot = self.queue.take_slot_if_contended(outgoing.placement_request.model.as_deref(), outgoing.queue_share)?;
         let begun = self.find_answer(&mut outgoing, &mut crash_watch, &mut Attempts::default()).await?;
         Ok(self.relay_answer(*begun, outgoing, crash_watch, permit))

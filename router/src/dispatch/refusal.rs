@@ -39,6 +39,12 @@ pub(crate) enum Refusal {
         /// The path as the client sent it.
         path: String,
     },
+    /// All replicas that serve the model have this route for routers alone.
+    #[error("{path} is not for clients of this model: whoever runs its engines opens it with `-- --enable-scale-out`")]
+    WithheldRoute {
+        /// The path as the client sent it.
+        path: String,
+    },
     /// Nothing can take the request now.
     #[error("{message}")]
     NotReady {
@@ -74,6 +80,7 @@ impl Refusal {
         match self {
             Self::UnknownModel { .. } => "unknown_model",
             Self::MissingRoute { .. } => "missing_route",
+            Self::WithheldRoute { .. } => "withheld_route",
             Self::NotReady { .. } => "not_ready",
             Self::Lost { .. } => "lost",
             Self::TooSlow(_) => "too_slow",
@@ -154,9 +161,11 @@ impl Refusal {
 
     /// Why no replica can take a request for `model` on this path, in a sentence for the client.
     pub(super) fn for_request(view: &FleetView, model: Option<&str>, path: &str) -> Self {
-        let mut eligible = view.eligible(model, &[]).peekable();
-        if eligible.peek().is_some() && eligible.all(|(_, replica)| !replica.has_route(path)) {
-            return Refusal::MissingRoute { path: path.to_owned() };
+        let mut eligible = view.eligible(model, &[]).map(|(_, replica)| replica).peekable();
+        let is_withheld = eligible.peek().is_some_and(|replica| !replica.has_rust_front_end());
+        if eligible.peek().is_some() && eligible.all(|replica| !replica.has_route(path)) {
+            let path = path.to_owned();
+            return if is_withheld { Refusal::WithheldRoute { path } } else { Refusal::MissingRoute { path } };
         }
         let any_ready = view.replicas.iter().any(|replica| replica.is_ready());
         // An engine that loads for the first time may yet serve the model.

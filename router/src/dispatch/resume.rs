@@ -290,6 +290,8 @@ impl Resumption {
             output_bounds: OutputBounds { least: request.min_tokens, most: request.max_tokens },
             sequences: 1,
             is_stream: true,
+            // Its engine was just lost.
+            is_suspect: true,
             body: request.body.clone(),
             required_engine: None,
         };

@@ -207,7 +207,7 @@ fn refusal(refusal: &Refusal) -> Response<EdgeBody> {
                 serde_json::json!({"error": {"message": refusal.to_string(), "type": "NotFoundError", "param": "model", "code": 404}});
             json(StatusCode::NOT_FOUND, body.to_string())
         }
-        Refusal::MissingRoute { .. } => error(StatusCode::NOT_FOUND, "NotFoundError", &refusal.to_string()),
+        Refusal::MissingRoute { .. } | Refusal::WithheldRoute { .. } => error(StatusCode::NOT_FOUND, "NotFoundError", &refusal.to_string()),
         Refusal::NotReady { retry_after, .. } | Refusal::Lost { retry_after, .. } => {
             add_retry_after(error(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailableError", &refusal.to_string()), *retry_after)
         }

@@ -12,6 +12,7 @@ use hostler_placement::rates::{FirstTokenSample, LearnedRates, RateLearner, Rate
 use parking_lot::Mutex;
 
 use super::stream_moves::StreamMoves;
+use crate::prompt::EngineRendering;
 
 #[derive(Debug)]
 pub(crate) struct LocalLoad {
@@ -40,6 +41,8 @@ pub(crate) struct LocalLoad {
     /// How the replica's streams leave it. Kept here because a view copies each replica whenever
     /// that reports.
     pub(crate) stream_moves: StreamMoves,
+    /// Kept here for the same reason.
+    pub(crate) rendering: EngineRendering,
 }
 
 /// How long a learned limit holds before the engine is asked again: another tenant's long prompts
@@ -91,6 +94,7 @@ impl Default for LocalLoad {
             earliest_due: AtomicU64::new(f64::INFINITY.to_bits()),
             approx_prefix: Mutex::default(),
             stream_moves: StreamMoves::default(),
+            rendering: EngineRendering::default(),
         };
         own.publish_learned(&LearnedRates::default());
         own

@@ -9,7 +9,7 @@ use hostler_placement::affinity::ChainGaps;
 use hostler_prompt::Dialect;
 use strum::IntoStaticStr;
 
-use crate::prompt::{EncoderKey, FilesHash};
+use crate::prompt::{EncoderKey, FilesHash, TokenRules};
 use crate::resume_tier::NotResumed;
 
 /// An engine's stage of life.
@@ -78,7 +78,8 @@ pub(crate) struct EngineLaunch {
     pub flags: Vec<String>,
     /// The longest context that the engine takes, if known.
     pub max_context_tokens: Option<u64>,
-    /// Client routes that the engine's front-end lacks, each with everything below it.
+    /// Client routes that the engine's front-end lacks, or has for routers alone, each with
+    /// everything below it.
     pub missing_routes: Vec<String>,
     pub resume_checks: ResumeChecks,
 }
@@ -173,8 +174,13 @@ impl ReplicaStatus {
     /// known.
     #[must_use]
     pub(crate) fn encoder_key(&self) -> Option<EncoderKey> {
-        let dialect = self.launch.as_ref().map_or_else(Dialect::default, |launch| launch.dialect);
-        self.files.map(|files| EncoderKey { files, dialect })
+        let TokenRules { files, dialect } = self.token_rules();
+        files.map(|files| EncoderKey { files, dialect })
+    }
+
+    #[must_use]
+    pub(crate) fn token_rules(&self) -> TokenRules {
+        TokenRules { files: self.files, dialect: self.launch.as_ref().map_or_else(Dialect::default, |launch| launch.dialect) }
     }
 }
 

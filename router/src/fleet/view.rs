@@ -18,6 +18,7 @@ use super::replica_cache::ReplicaCache;
 use super::replica_status::{Model, Phase, ReplicaLoad, ReplicaStatus};
 use crate::engine_life::EngineLife;
 use crate::lanes::Lanes;
+use crate::prompt::{EngineQuestion, RenderingEngine};
 
 /// How long a replica is avoided after a request on it was lost. By then its agent has surely
 /// reported what happened to the engine.
@@ -90,6 +91,13 @@ impl Replica {
     /// Whether the engine has vLLM's Rust front-end, which lacks routes in some releases.
     pub(crate) fn has_rust_front_end(&self) -> bool {
         self.state.launch.as_ref().is_some_and(|launch| launch.dialect == Dialect::Rust)
+    }
+
+    /// The engine as it is asked for the tokens of a prompt.
+    #[must_use]
+    pub(crate) fn rendering_engine(&self) -> RenderingEngine<'_> {
+        let engine = EngineQuestion { lanes: &self.lanes, replica: self.index };
+        RenderingEngine { engine, epoch: self.epoch, known: &self.local_load.rendering }
     }
 
     /// The present life of the engine.

@@ -90,7 +90,7 @@ fn refusal(refusal: &Refusal) -> Status {
         Refusal::UnknownModel { model, known } => {
             with_reason(Code::NotFound, "MODEL_NOT_FOUND", &message, &[("model", model), ("models", known)])
         }
-        Refusal::MissingRoute { .. } => with_reason(Code::Unimplemented, "MISSING_ROUTE", &message, &[]),
+        Refusal::MissingRoute { .. } | Refusal::WithheldRoute { .. } => with_reason(Code::Unimplemented, "MISSING_ROUTE", &message, &[]),
         Refusal::NotReady { retry_after, .. } => {
             retryable(Code::Unavailable, "NO_REPLICA_READY", &message, Duration::from_secs(*retry_after))
         }

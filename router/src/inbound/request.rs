@@ -101,7 +101,9 @@ impl Rejection {
             Self::Malformed(_)
             | Self::Forbidden(_)
             | Self::NoResponse(_)
-            | Self::Fleet(Refusal::UnknownModel { .. } | Refusal::MissingRoute { .. }) => RefusalReason::Request,
+            | Self::Fleet(Refusal::UnknownModel { .. } | Refusal::MissingRoute { .. } | Refusal::WithheldRoute { .. }) => {
+                RefusalReason::Request
+            }
             Self::Limited(limited) if limited.limit != LimitKind::Router => RefusalReason::Limit,
             Self::Limited(_) | Self::Fleet(Refusal::Overloaded { .. }) => RefusalReason::Full,
             Self::Fleet(Refusal::CrashSuspect(_)) => RefusalReason::CrashSuspect,

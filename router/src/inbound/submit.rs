@@ -158,6 +158,7 @@ impl Edge {
             output_bounds,
             sequences,
             is_stream: peek.is_stream,
+            is_suspect: false,
             required_engine: None,
             body: body.clone(),
         };

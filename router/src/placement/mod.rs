@@ -340,7 +340,7 @@ impl Placer {
 
     fn cache_knowledge(&self, prompt: &Prompt, replica: &Replica) -> CacheKnowledge {
         if let (Some(gaps), Some(slot)) = (replica.state.exact_cache, replica.cache.slot)
-            && prompt.is_exact_for(replica.state.encoder_key())
+            && prompt.is_exact_for(replica.state.token_rules())
             && let Some(block_tokens) = block_tokens(replica)
         {
             return CacheKnowledge::Exact(slot, gaps, block_tokens);

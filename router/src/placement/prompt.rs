@@ -1,22 +1,21 @@
 //! The router's knowledge of a request's prompt: its tokens and their keys if the model's tokenizer
-//! is here and proved, else its text.
+//! is here and proved, or an engine has said them; else its text.
+
+mod reading;
 
 use std::sync::{Arc, LazyLock, OnceLock};
 
 use bytes::Bytes;
-use hostler_api::Route;
 use hostler_placement::affinity::{Arrivals, InFlightBlocks, PromptKeys};
 use hostler_placement::block_keys::{BlockKey, KeyChain, TEXT_BLOCK_TOKENS, token_keys};
-use hostler_prompt::EncodedPrompt;
 use memchr::memmem::Finder;
 use parking_lot::Mutex;
-use tokio::time::Instant;
 
-use super::prompt_reading::{BlockChain, PromptReading, PromptText};
-use super::{OutputBounds, Placer, block_tokens};
+use super::OutputBounds;
+use super::prompt_reading::PromptText;
 use crate::engine_life::EngineLife;
-use crate::fleet::{FleetView, Replica};
-use crate::prompt::{EncoderKey, NotEncoded};
+use crate::fleet::Replica;
+use crate::prompt::TokenRules;
 
 /// Bytes of text per token, if tokens are not counted.
 const BYTES_PER_TOKEN: usize = 4;
@@ -60,6 +59,9 @@ pub(crate) struct PlacementRequest {
     /// Sequences that the engine computes for the request. 0 counts as 1.
     pub sequences: u32,
     pub is_stream: bool,
+    /// Whether the request or its tenant may have crashed engines. Then it is sent to none that it
+    /// was not placed on.
+    pub is_suspect: bool,
     /// The only engine that can answer the request, because it keeps what the request refers to.
     pub required_engine: Option<EngineLife>,
 }
@@ -79,9 +81,10 @@ pub(crate) struct Prompt {
 
 #[derive(Debug)]
 struct TokenizedPrompt {
-    reader: EncoderKey,
-    /// Another encoder that gives the same tokens.
-    equivalent_reader: Option<EncoderKey>,
+    /// By which replicas the prompt is read so.
+    rules: TokenRules,
+    /// Other replicas that read it so.
+    equivalent_rules: Option<TokenRules>,
     /// Tokens that were read.
     tokens: Vec<u32>,
     /// About how many further tokens were not read.
@@ -154,10 +157,10 @@ impl Prompt {
         if u64::from(tokens) > max_context.saturating_mul(SURELY_TOO_LONG) { 0 } else { tokens }
     }
 
-    /// Whether a replica with this encoder sees exactly these tokens.
+    /// Whether a replica with these rules sees exactly these tokens.
     #[must_use]
-    pub(crate) fn is_exact_for(&self, reader: Option<EncoderKey>) -> bool {
-        self.tokenized.as_ref().is_some_and(|exact| reader.is_some() && (Some(exact.reader) == reader || exact.equivalent_reader == reader))
+    pub(crate) fn is_exact_for(&self, rules: TokenRules) -> bool {
+        self.tokenized.as_ref().is_some_and(|exact| exact.rules == rules || exact.equivalent_rules == Some(rules))
     }
 
     /// Block keys of the prompt's whole blocks of `size` tokens, as far as it was read; empty if
@@ -245,146 +248,6 @@ fn find_media(text: &[Bytes]) -> Option<usize> {
         before += part.len();
         found.map(|at| before - part.len() + at)
     })
-}
-
-impl Placer {
-    /// Reads a request's prompt into tokens, if and as far as they can change the choice.
-    ///
-    /// If the request will have to wait, because others do or no replica has room, the whole prompt
-    /// is read: by then a cache may have more of it.
-    pub(crate) async fn read_prompt(&self, request: PlacementRequest, others_wait: bool) -> Prompt {
-        let mut prompt = Prompt::from_text(request, "");
-        if let Some(plan) = self.plan_reading(&prompt) {
-            // Boxed: a request that is not tokenized should not reserve room for it.
-            Box::pin(self.tokenize(&mut prompt, plan, others_wait)).await;
-        }
-        prompt
-    }
-
-    async fn tokenize(&self, prompt: &mut Prompt, plan: ReadingPlan, others_wait: bool) {
-        let ReadingPlan { mut reader, lora_adapter, block_sizes } = plan;
-        let chain = KeyChain::new(&lora_adapter, &prompt.request.cache_salt);
-        let waits = others_wait || self.is_full(&self.fleet.view(), prompt.model(), Instant::now());
-        let sizes_read: &[u32] = if waits { &[] } else { &block_sizes };
-        let mut encoded = self.encode(&reader, prompt, chain, sizes_read).await;
-        // An engine of the other dialect may agree about this form.
-        if let Err(NotEncoded::FormNotProved(_)) = encoded
-            && let Some(other) = self.find_other_dialect(reader, prompt)
-            && let Ok(by_other) = self.encode(&other, prompt, chain, sizes_read).await
-        {
-            (reader, encoded) = (other, Ok(by_other));
-        }
-        match encoded {
-            Ok(encoded) => {
-                // Tokens after the first image or sound are not counted, because the router does
-                // not know how many a medium has.
-                let known = u32::try_from(encoded.tokens.len()).unwrap_or(u32::MAX).saturating_add(encoded.unread_tokens);
-                prompt.tokenized = Some(TokenizedPrompt {
-                    reader,
-                    equivalent_reader: self.find_equivalent_reader(reader, prompt, &encoded).await,
-                    total_tokens: known.saturating_add(encoded.batch_tokens),
-                    unread_tokens: encoded.unread_tokens,
-                    tokens: encoded.tokens,
-                    chain,
-                    keys: Mutex::default(),
-                });
-                if prompt.is_partially_read() {
-                    prompt.in_flight_blocks = block_sizes.first().map(|size| self.overlay.add_unplaced(prompt.extent(*size)));
-                }
-            }
-            Err(NotEncoded::NotUnderstood) => prompt.fallback_reason = "not understood",
-            Err(NotEncoded::NotProved) => prompt.fallback_reason = "tokenizer not ready",
-            Err(NotEncoded::FormNotProved(form)) => prompt.fallback_reason = form.unproved_reason(),
-            Err(NotEncoded::Busy) => prompt.fallback_reason = "tokenizer busy",
-            Err(NotEncoded::Failed(reason)) => {
-                tracing::debug!(reason, "a prompt is placed by its text");
-                prompt.fallback_reason = "tokenizer failed";
-            }
-        }
-    }
-
-    /// Reads tokens until no cache can have more of the prompt in blocks of these sizes. Without
-    /// sizes, all tokens are read.
-    async fn encode(&self, reader: &EncoderKey, prompt: &Prompt, chain: KeyChain, sizes: &[u32]) -> Result<EncodedPrompt, NotEncoded> {
-        let mut reading = PromptReading {
-            index: self.index.clone(),
-            overlay: self.overlay.clone(),
-            text: prompt.text.clone(),
-            block_chains: sizes.iter().map(|size| BlockChain::new(*size, chain)).collect(),
-        };
-        let (path, body) = (prompt.path(), prompt.request.body.clone());
-        self.prompts.encode((prompt.request.tenant, reader), path, body, move |progress| reading.has_more_to_match(progress)).await
-    }
-
-    /// The other encoder, if engines of both dialects serve the model and it gives the same tokens.
-    ///
-    /// It does unless there are tools, or messages of several parts. Recent encodings are
-    /// remembered, so this costs little.
-    async fn find_equivalent_reader(&self, reader: EncoderKey, prompt: &Prompt, encoded: &EncodedPrompt) -> Option<EncoderKey> {
-        let other = self.find_other_dialect(reader, prompt)?;
-        let read = encoded.tokens.len();
-        let (path, body) = (prompt.path(), prompt.request.body.clone());
-        let by_other = self.prompts.encode((prompt.request.tenant, &other), path, body, move |progress| progress.tokens.len() < read);
-        by_other.await.is_ok_and(|other| other == *encoded).then_some(other)
-    }
-
-    /// An encoder of the same files with the other dialect, if a replica that the request may go to
-    /// has them.
-    fn find_other_dialect(&self, reader: EncoderKey, prompt: &Prompt) -> Option<EncoderKey> {
-        let view = self.fleet.view();
-        let mut readers = view.eligible(prompt.model(), &[]).filter_map(|(_, replica)| replica.state.encoder_key());
-        readers.find(|other| other.files == reader.files && other.dialect != reader.dialect)
-    }
-
-    /// How to tokenize a prompt; `None` if its tokens cannot change the choice.
-    fn plan_reading(&self, prompt: &Prompt) -> Option<ReadingPlan> {
-        if !matches!(Route::of(prompt.path()), Route::ChatCompletions | Route::Completions) {
-            return None;
-        }
-        let view = self.fleet.view();
-        // With fewer than two replicas there is no choice.
-        view.eligible(prompt.model(), &[]).nth(1)?;
-        let (mut proved, mut unproved): (Option<EncoderKey>, Option<EncoderKey>) = (None, None);
-        let mut block_sizes = Vec::new();
-        for replica in view.replicas.iter().filter(|replica| replica.cache.slot.is_some()) {
-            let size = block_tokens(replica);
-            let block_bytes = size.map_or(0, |tokens| tokens as usize) * BYTES_PER_TOKEN;
-            // The test that rules out most replicas comes first, because every request makes it for
-            // each replica.
-            if prompt.text.byte_len() < MIN_PROMPT_BLOCKS * block_bytes || !replica.accepts(prompt.model()) {
-                continue;
-            }
-            let Some(reader) = replica.state.encoder_key() else { continue };
-            if proved.is_none() && unproved != Some(reader) {
-                let is_proved = self.prompts.status(&reader).is_proved();
-                if is_proved { proved = Some(reader) } else { unproved = unproved.or(Some(reader)) }
-            }
-            if let Some(size) = size.filter(|size| !block_sizes.contains(size)) {
-                block_sizes.push(size);
-            }
-        }
-        match proved {
-            Some(reader) => Some(ReadingPlan { reader, lora_adapter: adapter_name(&view, prompt.model()), block_sizes }),
-            // Encoding will report that no encoder is ready.
-            None => Some(ReadingPlan { reader: unproved?, lora_adapter: String::new(), block_sizes }),
-        }
-    }
-}
-
-#[derive(Debug, PartialEq, Eq)]
-struct ReadingPlan {
-    reader: EncoderKey,
-    /// The request's LoRA adapter; empty for none.
-    lora_adapter: String,
-    /// Block sizes in tokens of all replicas that the request may go to and whose caches are known.
-    block_sizes: Vec<u32>,
-}
-
-/// The name by which an engine separates the blocks of a LoRA adapter; empty for the model itself.
-fn adapter_name(view: &FleetView, model: Option<&str>) -> String {
-    let Some(model) = model else { return String::new() };
-    let is_adapter = view.replicas.iter().flat_map(|replica| &replica.state.models).any(|known| known.id == model && known.is_adapter);
-    if is_adapter { model.to_owned() } else { String::new() }
 }
 
 #[cfg(test)]

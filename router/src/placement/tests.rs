@@ -12,6 +12,7 @@ use crate::fleet::tests::{ReplicaChange, attach, attach_node, fleet, ready, repo
 use crate::fleet::{EngineLaunch, EngineLoad, FleetUpdate, Phase, ReplicaCache, ReplicaLoad, ReplicaStatus};
 use crate::lanes::Lane;
 use crate::prompt::FilesHash;
+use crate::prompt::tests::{Answers, serve};
 
 /// The files of the fixture's model.
 pub(super) const FILES: FilesHash = [7; 32];
@@ -24,7 +25,7 @@ pub(super) struct Fixture {
     pub(super) fleet: Fleet,
     pub(super) index: Arc<CacheIndex>,
     pub(super) placer: Arc<Placer>,
-    _lane: Arc<Lane>,
+    lane: Arc<Lane>,
 }
 
 impl Fixture {
@@ -53,7 +54,24 @@ impl Fixture {
         let prefill_windows = PrefillWindows::new(every, Instant::now(), SystemTime::UNIX_EPOCH);
         let prompts = Prompts::new(PathBuf::new(), 1);
         let placer = Arc::new(Placer::new(fleet.clone(), index.clone(), prompts, Arc::default(), prefill_windows));
-        Self { fleet, index, placer, _lane: lane }
+        Self { fleet, index, placer, lane }
+    }
+
+    /// Takes the files of all replicas away, and has their engines answer like this. All were found
+    /// to render prompts.
+    pub(super) async fn render_with(&self, answers: Answers) {
+        serve(&self.lane, answers);
+        for index in 0..u32::try_from(self.fleet.view().replicas.len()).unwrap() {
+            let ReplicaChange { state: Some(state), .. } = replica(index) else { panic!("it has a state") };
+            let state = ReplicaStatus { files: None, ..state };
+            report(&self.fleet, 1, false, vec![ReplicaChange { state: Some(state), ..ready(index) }]).await;
+        }
+        for replica in &self.fleet.view().replicas {
+            let engine = replica.rendering_engine();
+            assert!(engine.known.begin_probe(engine.epoch, Instant::now()));
+            self.placer.prompts.probe_rendering(&engine, "m").await;
+            assert!(engine.known.is_offered(engine.epoch));
+        }
     }
 
     /// Adds a replica whose engine has the Rust front-end.
@@ -61,6 +79,11 @@ impl Fixture {
         let ReplicaChange { state: Some(mut state), .. } = replica(index) else { panic!("it has a state") };
         state.launch = Some(EngineLaunch { dialect: Dialect::Rust, ..EngineLaunch::default() });
         report(&self.fleet, 1, false, vec![ReplicaChange { state: Some(state), ..ready(index) }]).await;
+    }
+
+    /// Gives a replica its files back.
+    pub(super) async fn restore_files(&self, index: u32) {
+        report(&self.fleet, 1, false, vec![replica(index)]).await;
     }
 
     /// Adds another node, `later`, which stays, while this one leaves its job in so many seconds.

@@ -1,11 +1,13 @@
 //! Keeps the tokenizer of every model here and compared with an engine: asks agents again for files
-//! that did not arrive, and has encoders proved as soon as an engine is ready.
+//! that did not arrive, and has encoders proved as soon as an engine is ready. Where no encoder will
+//! read all prompts, it finds out whether the engine says their tokens.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustc_hash::FxHashSet;
 use tokio::task::JoinSet;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use crate::fleet::{Fleet, Replica};
@@ -38,6 +40,7 @@ fn scan_fleet(prompts: &Prompts, fleet: &Fleet, proofs: &mut JoinSet<()>) {
     let view = fleet.view().clone();
     let mut seen = FxHashSet::default();
     for replica in view.replicas.iter().filter(|replica| replica.is_ready()) {
+        probe_rendering(prompts, replica, proofs);
         let Some(reader) = replica.state.encoder_key().filter(|reader| seen.insert(*reader)) else { continue };
         let hash = reader.files;
         match prompts.status(&reader) {
@@ -55,6 +58,19 @@ fn scan_fleet(prompts: &Prompts, fleet: &Fleet, proofs: &mut JoinSet<()>) {
             }
             _ => {}
         }
+    }
+}
+
+/// Has an engine probed that may have to say the tokens of prompts, once in its life.
+fn probe_rendering(prompts: &Prompts, replica: &Arc<Replica>, proofs: &mut JoinSet<()>) {
+    let is_needed = || replica.state.encoder_key().is_none_or(|reader| prompts.status(&reader).leaves_prompts());
+    let is_known_cache = replica.cache.slot.is_some() && replica.state.exact_cache.is_some();
+    let Some(model) = base_model(replica).map(str::to_owned).filter(|_| is_known_cache && proofs.len() < MAX_CONCURRENT_PROOFS) else {
+        return;
+    };
+    if is_needed() && replica.local_load.rendering.begin_probe(replica.epoch, Instant::now()) {
+        let (prompts, replica) = (prompts.clone(), replica.clone());
+        proofs.spawn(async move { prompts.probe_rendering(&replica.rendering_engine(), &model).await });
     }
 }
 

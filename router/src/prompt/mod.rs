@@ -10,7 +10,9 @@
 mod bundle;
 mod disk;
 mod encoder_table;
+mod engine_question;
 mod proof;
+mod rendering;
 mod transfer;
 
 use std::path::{Path, PathBuf};
@@ -30,10 +32,27 @@ use crate::thread_pool::{PoolError, ThreadPool};
 use bundle::ShortHash;
 use disk::DiskCache;
 use encoder_table::{EncoderTable, Generation, OfferAction};
+pub(crate) use engine_question::EngineQuestion;
+use rendering::RenderingCounts;
+pub(crate) use rendering::{EngineRendering, MAX_RENDERED_BYTES, RenderingEngine, RenderingFailure};
 pub(crate) use transfer::FilesPiece;
 
 /// SHA-256 of a model's files as one encoded `PromptBundle`.
 pub(crate) type FilesHash = [u8; 32];
+
+/// What decides the tokens that a replica sees: its files, unless its agent could not read them,
+/// and its front-end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TokenRules {
+    pub files: Option<FilesHash>,
+    pub dialect: Dialect,
+}
+
+impl From<EncoderKey> for TokenRules {
+    fn from(reader: EncoderKey) -> Self {
+        Self { files: Some(reader.files), dialect: reader.dialect }
+    }
+}
 
 /// The key of the encoder that turns a request into a replica's tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -68,6 +87,7 @@ struct PromptsInner {
     encodes: AtomicU64,
     busy: AtomicU64,
     failed: AtomicU64,
+    renderings: RenderingCounts,
 }
 
 /// The status of the files with some hash.
@@ -108,6 +128,12 @@ impl EncoderStatus {
         matches!(self, Self::Proved | Self::PartlyProved(_))
     }
 
+    /// Whether no encoder will read some of the model's prompts, or any.
+    #[must_use]
+    pub(crate) fn leaves_prompts(&self) -> bool {
+        matches!(self, Self::PartlyProved(_) | Self::Mismatch(_) | Self::Unusable(_))
+    }
+
     /// Which requests are placed by text, or why all are; empty if nothing is wrong, or only for a
     /// moment.
     #[must_use]
@@ -137,6 +163,8 @@ pub(crate) enum NotEncoded {
     /// The template or the tokenizer refused this request; the text says why.
     #[error("{0}")]
     Failed(String),
+    #[error("{0}")]
+    NotRendered(RenderingFailure),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -152,6 +180,12 @@ pub(crate) struct PromptStats {
     /// Requests that were not encoded because the pool was full or took too long.
     pub busy: u64,
     pub failed: u64,
+    /// Requests whose tokens an engine has said.
+    pub rendered: u64,
+    /// Requests whose tokens an engine has not said in time.
+    pub rendered_late: u64,
+    /// Requests that an engine was not asked about, refused to render, or answered otherwise.
+    pub not_rendered: u64,
 }
 
 impl Prompts {
@@ -172,6 +206,7 @@ impl Prompts {
             encodes: AtomicU64::new(0),
             busy: AtomicU64::new(0),
             failed: AtomicU64::new(0),
+            renderings: RenderingCounts::default(),
         }))
     }
 
@@ -212,7 +247,7 @@ impl Prompts {
     pub(crate) async fn prove(&self, reader: EncoderKey, lanes: &Lanes, replica: u32, model: &str) {
         let Some((life, encoder)) = self.0.table.lock().begin_proof(&reader, Instant::now()) else { return };
         let proving = ProofGuard { prompts: self, reader, life };
-        let target = proof::ProofTarget { lanes, replica, model, dialect: reader.dialect };
+        let target = proof::ProofTarget { engine: EngineQuestion { lanes, replica }, model, dialect: reader.dialect };
         let (files, front_end) = (ShortHash(&reader.files), reader.dialect);
         match proof::compare_samples(&self.0.pool, &encoder, &target).await {
             Ok(proved) => {
@@ -299,6 +334,9 @@ impl Prompts {
             segment_bytes: stats.cache_bytes,
             busy: self.0.busy.load(Ordering::Relaxed),
             failed: self.0.failed.load(Ordering::Relaxed),
+            rendered: self.0.renderings.rendered.load(Ordering::Relaxed),
+            rendered_late: self.0.renderings.late.load(Ordering::Relaxed),
+            not_rendered: self.0.renderings.failed.load(Ordering::Relaxed),
         }
     }
 

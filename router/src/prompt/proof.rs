@@ -2,7 +2,6 @@
 //! take, and compares them with our own. A sample that the engine itself refuses proves nothing and
 //! is skipped. A difference counts only for prompts of that form.
 
-use std::future::poll_fn;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,12 +9,10 @@ use bytes::Bytes;
 use hostler_api::Route;
 use hostler_prompt::proof::{Coverage, ProofResult, compare, samples};
 use hostler_prompt::{Dialect, Encoder};
-use hostler_proto::lane::{Header, RequestHead, StreamFault};
-use http::header::{CONTENT_TYPE, HeaderValue};
 use serde_json::Value;
 use tokio::time::timeout;
 
-use crate::lanes::Lanes;
+use super::engine_question::EngineQuestion;
 use crate::thread_pool::ThreadPool;
 
 /// How long an engine may take for one sample. It may be busy, but tokenizing is work only for its
@@ -26,8 +23,7 @@ const SAMPLE_DEADLINE: Duration = Duration::from_secs(30);
 const MAX_ANSWER_BYTES: usize = 1024 * 1024;
 
 pub(super) struct ProofTarget<'a> {
-    pub(super) lanes: &'a Lanes,
-    pub(super) replica: u32,
+    pub(super) engine: EngineQuestion<'a>,
     pub(super) model: &'a str,
     pub(super) dialect: Dialect,
 }
@@ -57,7 +53,7 @@ pub(super) async fn compare_samples(
             fields.insert("model".into(), target.model.into());
         }
         let body = Bytes::from(sample.to_string());
-        let (status, answer) = timeout(SAMPLE_DEADLINE, target.tokenize(body.clone()))
+        let (status, answer) = timeout(SAMPLE_DEADLINE, target.engine.ask(Route::Tokenize.path(), body.clone(), MAX_ANSWER_BYTES))
             .await
             .map_err(|_| ProofFailure::NoAnswer(format!("no answer to /tokenize within {} s", SAMPLE_DEADLINE.as_secs())))?
             .map_err(|broken| ProofFailure::NoAnswer(broken.message))?;
@@ -72,29 +68,5 @@ pub(super) async fn compare_samples(
     coverage.into_result().map_err(ProofFailure::Mismatch)
 }
 
-impl ProofTarget<'_> {
-    async fn tokenize(&self, body: Bytes) -> Result<(u16, Vec<u8>), StreamFault> {
-        let head = RequestHead {
-            replica: self.replica,
-            method: "POST".into(),
-            path: Route::Tokenize.path().into(),
-            headers: vec![Header::new(&CONTENT_TYPE, &HeaderValue::from_static("application/json"))],
-            body_bytes: body.len() as u64,
-            aside: true,
-            ..RequestHead::default()
-        };
-        let exchange = self.lanes.open(head, body)?;
-        let head = poll_fn(|context| exchange.poll_head(context)).await?;
-        let mut answer = Vec::new();
-        while let Some(piece) = poll_fn(|context| exchange.poll_body(context)).await? {
-            if answer.len() + piece.len() > MAX_ANSWER_BYTES {
-                return Err(StreamFault::protocol("the engine's answer to /tokenize is too long for the sample"));
-            }
-            answer.extend_from_slice(&piece);
-        }
-        Ok((head.status, answer))
-    }
-}
-
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

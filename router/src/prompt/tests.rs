@@ -4,6 +4,8 @@ use prost::Message;
 
 use super::*;
 
+pub(crate) use super::proof::tests::{Answers, serve};
+
 pub(super) const TENANT: u64 = 1;
 
 pub(super) fn file(name: &str, content: &str) -> PromptFile {

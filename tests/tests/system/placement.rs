@@ -106,9 +106,9 @@ fn chosen(decision: &Decision) -> &Scored {
     &decision.scored[decision.chosen as usize]
 }
 
-#[tokio::test(start_paused = true)]
-async fn each_chat_turn_follows_its_prefix_through_any_router() {
-    let fleet = Fleet::start(Setup::two_agents().routers(2).engine(TELLS)).await;
+/// Has a chat of six turns through two routers, and checks that each but the first goes where its
+/// beginning is cached, and that the router counts as the engine does.
+async fn follow_prefix(fleet: &Fleet) {
     fleet.until_exact().await;
     let mut messages = vec![user(&text("a", 1500))];
     let mut home = String::new();
@@ -130,6 +130,39 @@ async fn each_chat_turn_follows_its_prefix_through_any_router() {
         messages.push(answer.json()["choices"][0]["message"].clone());
         messages.push(user("And then?"));
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_chat_turn_follows_its_prefix_through_any_router() {
+    follow_prefix(&Fleet::start(Setup::two_agents().routers(2).engine(TELLS)).await).await;
+}
+
+/// Engines whose chat template is code, so that agents have no files that would tell of it.
+const CODE_TEMPLATE: &str = "--tokenizer-mode mistral";
+
+#[tokio::test(start_paused = true)]
+async fn each_turn_of_a_code_template_follows_its_prefix_too() {
+    let fleet = Fleet::start(Setup::two_agents().routers(2).engine(TELLS).engine(CODE_TEMPLATE)).await;
+    follow_prefix(&fleet).await;
+    let seen = fleet.replica("n0/0").await;
+    assert_eq!((seen.cache.tokenizer.as_str(), seen.cache.reason.as_str()), ("engine", ""));
+    let rendered =
+        fleet.routers[0].metric("hostler_prompts_rendered_total").await + fleet.routers[1].metric("hostler_prompts_rendered_total").await;
+    assert!((rendered - 6.0).abs() < 0.5, "{rendered}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn routes_that_render_are_for_clients_only_where_operators_say_so() {
+    let render = async |flags: &str| {
+        let fleet = Fleet::start(Setup::agents(1).engine(CODE_TEMPLATE).engine(flags)).await;
+        fleet.until_exact().await;
+        fleet.edge().post("/v1/chat/completions/render", &talk(&[user("hello")], 1)).await
+    };
+    let withheld = render("").await;
+    assert_eq!(withheld.status, 404);
+    assert!(withheld.text().contains("opens it with `-- --enable-scale-out`"), "{}", withheld.text());
+    let open = render("--enable-scale-out").await;
+    assert!(open.status == 200 && open.json()["token_ids"].is_array(), "{}", open.text());
 }
 
 #[tokio::test(start_paused = true)]

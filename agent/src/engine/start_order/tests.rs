@@ -171,6 +171,7 @@ async fn only_several_compiling_vllm_engines_warm_up_alone() {
         arguments: arguments.iter().map(OsString::from).collect(),
         set: Vec::new(),
         unset: Vec::new(),
+        withheld_routes: &[],
     };
     let replicas = |count: u32| (0..count).map(|index| ReplicaPlan { index, gpus: Vec::new() }).collect::<Vec<_>>();
     let first_alone = async |engine, count, arguments: &[&str]| {

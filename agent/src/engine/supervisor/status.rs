@@ -126,7 +126,7 @@ impl Supervisor {
                 facts: log.facts,
                 front_end: self.command_line().front_end(),
                 missing_routes: match self.command_line().front_end() {
-                    FrontEndInUse::Python => Arc::default(),
+                    FrontEndInUse::Python => self.command_line().withheld_routes.into(),
                     // Keep the previous life's routes until this life's are known.
                     FrontEndInUse::Rust => {
                         life.and_then(|life| life.missing_routes.clone()).unwrap_or_else(|| status.missing_routes.clone())

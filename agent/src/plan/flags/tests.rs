@@ -168,6 +168,25 @@ fn a_single_gpu_engine_gets_a_worker_process_for_throughput() {
 }
 
 #[test]
+fn an_engine_renders_prompts_where_only_it_can_read_them() {
+    let renders = |minor, only_engine_reads_prompts, kv_events, front_end| {
+        let setup = EnginePlanSetup { only_engine_reads_prompts, kv_events, ..setup(minor, Profile::Throughput, "") };
+        line_of(&setup, front_end).contains(SCALE_OUT_FLAG)
+    };
+    assert!(renders(30, true, true, PYTHON));
+    assert!(!renders(29, true, true, PYTHON), "the release has the routes without it");
+    assert!(!renders(30, false, true, PYTHON), "routers read such prompts themselves");
+    assert!(!renders(30, true, false, PYTHON), "nobody would know what is cached");
+    assert!(!renders(32, true, true, FrontEndInUse::Rust), "it has no such routes");
+}
+
+/// The command line of an engine on a GPU.
+fn line_of(setup: &EnginePlanSetup, front_end: FrontEndInUse) -> String {
+    let place = ReplicaContext { gpu: Some(&gpu(80)), tp: 1, shortened_context: None, front_end, has_workers: false };
+    choose_flags(setup, &place).iter().flat_map(FlagChoice::to_arguments).collect::<Vec<_>>().join(" ")
+}
+
+#[test]
 fn engines_send_traces_or_the_plan_says_why_not() {
     let traced = |traces, line: &str, front_end| {
         let setup = EnginePlanSetup { traces, ..setup(32, Profile::Throughput, line) };

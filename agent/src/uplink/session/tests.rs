@@ -205,6 +205,7 @@ fn spec(directory: &tempfile::TempDir) -> EngineSpec {
             arguments: vec!["-c".into(), "exec sleep 1000".into()],
             set: vec![("VLLM_RPC_BASE_PATH", life.clone().into())],
             unset: Vec::new(),
+            withheld_routes: &[],
         },
         version: None,
         directory: life,

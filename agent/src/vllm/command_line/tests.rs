@@ -288,6 +288,17 @@ fn reserved_arguments_in_the_engines_config_file_are_refused() {
 }
 
 #[test]
+fn routes_that_the_agent_opened_are_for_routers_alone() {
+    let (engine, replica, config) = (vllm(), on_cpu(), config(&[]));
+    let withheld = |origin| {
+        let choices = [FlagChoice { flag: SCALE_OUT_FLAG, value: String::new(), origin, because: String::new() }];
+        command_line(&LaunchContext { choices: &choices, ..launch(&engine, &replica, &config) }).unwrap().withheld_routes
+    };
+    assert_eq!(withheld(FlagOrigin::Hostler), SCALE_OUT_ROUTES);
+    assert!(withheld(FlagOrigin::User).is_empty(), "the user has opened them for clients");
+}
+
+#[test]
 fn a_tracing_engine_is_named_vllm_and_samples_by_parent() {
     let (engine, replica, config) = (vllm(), on_gpu(), config(&[]));
     let set = |origin| {

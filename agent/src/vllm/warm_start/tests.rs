@@ -12,6 +12,7 @@ fn engine() -> CommandLine {
             ("PYTHONPATH", "/run/e0/python".into()),
         ],
         unset: vec!["VLLM_PORT"],
+        withheld_routes: &[],
     }
 }
 

@@ -1,11 +1,14 @@
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use hostler_placement::affinity::ReplicaSlot;
 use hostler_prompt::{Dialect, PromptForm, PromptForms};
 
+use super::reading::ReadingPlan;
 use super::*;
 use crate::cache_level::CacheLevel;
 use crate::placement::tests::{FILES, Fixture};
-use crate::prompt::FilesHash;
-use crate::prompt::tests::prove;
+use crate::prompt::tests::{Answers, prove};
+use crate::prompt::{EncoderKey, FilesHash, MAX_RENDERED_BYTES};
 
 /// A prompt with known text but unknown tokens.
 pub(in crate::placement) fn text(text: &str) -> Prompt {
@@ -26,8 +29,8 @@ pub(in crate::placement) fn stream(text: &str) -> Prompt {
 /// front-end see them.
 pub(in crate::placement) fn exact(tokens: u32, files: FilesHash) -> Prompt {
     let exact = TokenizedPrompt {
-        reader: python(files),
-        equivalent_reader: None,
+        rules: python(files).into(),
+        equivalent_rules: None,
         tokens: (0..tokens).collect(),
         unread_tokens: 0,
         total_tokens: tokens,
@@ -55,7 +58,7 @@ fn request(text: &str) -> PlacementRequest {
 fn text_is_estimated_by_bytes_and_keyed_by_blocks() {
     let prompt = text(&"a".repeat(1001));
     assert_eq!((prompt.token_count(), prompt.text_keys().len()), (251, 3));
-    assert!(!prompt.is_exact_for(Some(python(FILES))) && prompt.token_keys(16).is_empty());
+    assert!(!prompt.is_exact_for(python(FILES).into()) && prompt.token_keys(16).is_empty());
     assert_eq!((text("").token_count(), text("").text_keys().len()), (0, 0));
 }
 
@@ -73,12 +76,13 @@ fn texts_of_one_model_share_the_keys_of_prefixes() {
 #[test]
 fn tokens_have_keys_for_each_block_size() {
     let prompt = exact(100, FILES);
-    assert!(prompt.is_exact_for(Some(python(FILES))) && !prompt.is_exact_for(Some(python([8; 32]))) && !prompt.is_exact_for(None));
-    let rust = Some(EncoderKey { files: FILES, dialect: Dialect::Rust });
+    assert!(prompt.is_exact_for(python(FILES).into()) && !prompt.is_exact_for(python([8; 32]).into()));
+    let rust = TokenRules { files: Some(FILES), dialect: Dialect::Rust };
+    assert!(!prompt.is_exact_for(TokenRules { files: None, dialect: Dialect::Python }));
     assert!(!prompt.is_exact_for(rust));
     let Prompt { tokenized: Some(exact), .. } = exact(100, FILES) else { panic!("it has tokens") };
-    let both = Prompt { tokenized: Some(TokenizedPrompt { equivalent_reader: rust, ..exact }), ..text("") };
-    assert!(both.is_exact_for(rust) && both.is_exact_for(Some(python(FILES))) && !both.is_exact_for(None));
+    let both = Prompt { tokenized: Some(TokenizedPrompt { equivalent_rules: Some(rust), ..exact }), ..text("") };
+    assert!(both.is_exact_for(rust) && both.is_exact_for(python(FILES).into()));
     assert_eq!((prompt.token_keys(16).len(), prompt.token_keys(48).len(), prompt.token_keys(101).len()), (6, 2, 0));
     assert!(Arc::ptr_eq(&prompt.token_keys(16), &prompt.token_keys(16)), "they are made once");
     assert_eq!(prompt.token_count(), 100);
@@ -108,7 +112,10 @@ async fn prompts_are_tokenized_only_where_the_choice_depends_on_it() {
     assert_eq!(one.placer.plan_reading(&Prompt::from_text(hello(), "")), None, "there is no choice");
     let (two, _) = Fixture::known(2).await;
     let plan = |request: PlacementRequest| two.placer.plan_reading(&Prompt::from_text(request, ""));
-    assert_eq!(plan(hello()), Some(ReadingPlan { reader: python(FILES), lora_adapter: String::new(), block_sizes: vec![16] }));
+    assert_eq!(
+        plan(hello()),
+        Some(ReadingPlan { reader: Some(python(FILES)), lora_adapter: String::new(), block_sizes: vec![16], may_render: false })
+    );
     assert_eq!(plan(request("a prompt of one block and a half at most")), None, "there is too little to find");
     assert_eq!(plan(PlacementRequest { model: Some("other".into()), ..hello() }), None, "nobody serves it");
     assert_eq!(Fixture::approximate(2).await.placer.plan_reading(&Prompt::from_text(hello(), "")), None, "nobody says what is cached");
@@ -119,7 +126,7 @@ async fn a_prompt_without_tokenizer_says_so() {
     let (fixture, _) = Fixture::known(2).await;
     let body = Bytes::from_static(br#"{"model":"m","prompt":"Hello, engine, how are you?"}"#);
     let prompt = fixture.placer.read_prompt(PlacementRequest { body, ..request(&"Hello, engine! ".repeat(10)) }, false).await;
-    assert_eq!((prompt.fallback_reason, prompt.is_exact_for(Some(python(FILES)))), ("tokenizer not ready", false));
+    assert_eq!((prompt.fallback_reason, prompt.is_exact_for(python(FILES).into())), ("tokenizer not ready", false));
     let prompt = fixture.placer.read_prompt(request("short"), false).await;
     assert_eq!(prompt.fallback_reason, "");
 }
@@ -137,21 +144,21 @@ async fn a_prompt_of_an_unproved_form_is_placed_by_text() {
         fixture.placer.read_prompt(request, false)
     };
     let plain = read(r#"{"messages":[{"role":"user","content":"hello world"}]}"#).await;
-    assert_eq!((plain.fallback_reason, plain.is_exact_for(Some(python(FILES)))), ("", true));
+    assert_eq!((plain.fallback_reason, plain.is_exact_for(python(FILES).into())), ("", true));
     let continued = r#"{"messages":[{"role":"user","content":"hello"}],"add_generation_prompt":false,"continue_final_message":true}"#;
     let prompt = read(continued).await;
-    assert_eq!((prompt.fallback_reason, prompt.is_exact_for(Some(python(FILES)))), ("continued messages not proved", false));
+    assert_eq!((prompt.fallback_reason, prompt.is_exact_for(python(FILES).into())), ("continued messages not proved", false));
     assert_eq!(fixture.choose(&prompt).level, CacheLevel::Text);
     // An engine with the other front-end agrees about the prompt. The first one's cache is still
     // known by text alone.
     let rust = EncoderKey { files: FILES, dialect: Dialect::Rust };
     prove(&fixture.placer.prompts, &rust, PromptForms::ALL);
-    assert!(!read(continued).await.is_exact_for(Some(rust)), "nobody has it");
+    assert!(!read(continued).await.is_exact_for(rust.into()), "nobody has it");
     fixture.add_with_rust(2).await;
     let prompt = read(continued).await;
-    assert_eq!((prompt.fallback_reason, prompt.is_exact_for(Some(rust)), prompt.is_exact_for(Some(python(FILES)))), ("", true, false));
+    assert_eq!((prompt.fallback_reason, prompt.is_exact_for(rust.into()), prompt.is_exact_for(python(FILES).into())), ("", true, false));
     let plain = read(r#"{"messages":[{"role":"user","content":"hello world"}]}"#).await;
-    assert!(plain.is_exact_for(Some(rust)) && plain.is_exact_for(Some(python(FILES))));
+    assert!(plain.is_exact_for(rust.into()) && plain.is_exact_for(python(FILES).into()));
 }
 
 /// A completion of this text, to be read.
@@ -225,6 +232,97 @@ async fn concurrent_long_prompts_with_a_common_prefix_stay_together() {
     let other = fixture.placer.read_prompt(completion(&format!("{}{}", "hello world ".repeat(100), "world ".repeat(3000))), false).await;
     assert!(read_tokens(&other).len() < 500, "{}", read_tokens(&other).len());
     assert!((100..300).contains(&matched(&other)), "{}", matched(&other));
+}
+
+/// A chat of this text.
+fn chat(text: &str) -> PlacementRequest {
+    let body = format!(r#"{{"model":"m","messages":[{{"role":"user","content":"{text}"}}]}}"#);
+    PlacementRequest { path: "/v1/chat/completions".into(), body: body.into(), ..request(text) }
+}
+
+/// Engines that make the tokens 0 to 999 of each chat, and how many chats they were asked about.
+fn thousand_tokens() -> (Answers, Arc<AtomicUsize>) {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let counter = asked.clone();
+    let tokens: Vec<u32> = (0..1000).collect();
+    let answer = move |path: &str, _: &[u8]| {
+        counter.fetch_add(usize::from(path == "/v1/chat/completions/render"), Ordering::Relaxed);
+        let rendered = format!(r#"{{"token_ids":{tokens:?},"features":null}}"#);
+        (200, if path == "/v1/completions/render" { format!("[{rendered}]") } else { rendered }.into_bytes())
+    };
+    (Box::new(answer), asked)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_prompt_that_only_engines_read_is_placed_by_their_tokens() {
+    let (fixture, slots) = Fixture::known(3).await;
+    let (answers, asked) = thousand_tokens();
+    fixture.render_with(answers).await;
+    let whole: Vec<u32> = (0..1000).collect();
+    fixture.index.store(slots[1], &token_keys(KeyChain::new("", "salt"), &whole, 16)[..40]);
+    let request = PlacementRequest { cache_salt: "salt".into(), ..chat(&"a".repeat(2000)) };
+    let prompt = fixture.placer.read_prompt(request, false).await;
+    let chosen = fixture.choose(&prompt);
+    assert_eq!((&*chosen.replica.id, chosen.level, chosen.decision.choice().candidate.matched), ("n/1", CacheLevel::Exact, 640));
+    assert_eq!((prompt.token_count(), prompt.fallback_reason, asked.load(Ordering::Relaxed)), (1000, "", 1), "one engine was asked");
+    // A replica with the other front-end may read it otherwise.
+    fixture.add_with_rust(3).await;
+    let of_rust = |replica: &Arc<Replica>| replica.has_rust_front_end() && prompt.is_exact_for(replica.state.token_rules());
+    assert!(!fixture.fleet.view().replicas.iter().any(of_rust));
+}
+
+#[tokio::test(start_paused = true)]
+async fn engines_are_not_asked_about_prompts_that_could_harm_or_gain_nothing() {
+    let (fixture, _) = Fixture::known(2).await;
+    let (answers, asked) = thousand_tokens();
+    fixture.render_with(answers).await;
+    let long = "a".repeat(2000);
+    let image = r#"[{"type":"image_url","image_url":{"url":"https://x/y.png"}}]"#;
+    let requests = [
+        ("may crash engines", PlacementRequest { is_suspect: true, ..chat(&long) }),
+        ("has a medium to fetch", PlacementRequest { body: image.into(), ..chat(&long) }),
+        ("is too long", PlacementRequest { body: "a".repeat(MAX_RENDERED_BYTES + 1).into(), ..chat(&long) }),
+        ("is short", chat("short")),
+        ("is of another route", PlacementRequest { path: "/v1/embeddings".into(), ..chat(&long) }),
+    ];
+    for (why, request) in requests {
+        let prompt = fixture.placer.read_prompt(request, false).await;
+        assert_eq!((asked.load(Ordering::Relaxed), fixture.choose(&prompt).level == CacheLevel::Exact), (0, false), "it {why}");
+    }
+    let (alone, _) = Fixture::known(1).await;
+    let (answers, asked) = thousand_tokens();
+    alone.render_with(answers).await;
+    let _ = alone.placer.read_prompt(chat(&long), false).await;
+    assert_eq!(asked.load(Ordering::Relaxed), 0, "there is no choice");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_prompt_whose_rendering_fails_is_placed_by_text_and_says_why() {
+    let (fixture, _) = Fixture::known(2).await;
+    let answers: Answers = Box::new(|path, _| match path {
+        "/v1/completions/render" => (200, br#"[{"token_ids":[1]}]"#.to_vec()),
+        _ => (500, Vec::new()),
+    });
+    fixture.render_with(answers).await;
+    for reason in ["rendering unusable", "rendering unusable", "rendering busy"] {
+        let prompt = fixture.placer.read_prompt(chat(&"a".repeat(2000)), false).await;
+        assert_eq!((prompt.fallback_reason, fixture.choose(&prompt).level), (reason, CacheLevel::Text));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn engines_are_asked_only_for_forms_that_no_encoder_may_read() {
+    let (fixture, _) = Fixture::known(2).await;
+    let (answers, asked) = thousand_tokens();
+    fixture.render_with(answers).await;
+    for index in 0..2 {
+        fixture.restore_files(index).await;
+    }
+    prove(&fixture.placer.prompts, &python(FILES), PromptForms::default().with(PromptForm::Texts));
+    let text = fixture.placer.read_prompt(completion(&"hello world ".repeat(20)), false).await;
+    assert_eq!((asked.load(Ordering::Relaxed), text.is_exact_for(python(FILES).into())), (0, true));
+    let chat = fixture.placer.read_prompt(chat(&"hello world ".repeat(20)), false).await;
+    assert_eq!((asked.load(Ordering::Relaxed), chat.is_exact_for(python(FILES).into()), chat.token_count()), (1, true, 1000));
 }
 
 #[test]

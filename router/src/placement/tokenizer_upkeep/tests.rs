@@ -1,14 +1,16 @@
 use std::path::PathBuf;
 
-use hostler_prompt::Dialect;
+use hostler_placement::affinity::{CacheIndex, ChainGaps};
+use hostler_prompt::{Dialect, PromptForm, PromptForms};
 use hostler_proto::agent::v1 as wire;
 use hostler_proto::agent::v1::attach_response::Message as ToAgent;
 use hostler_proto::agent::v1::directive::Order;
 
 use super::*;
 use crate::fleet::tests::{ReplicaChange, attach_told, fleet, ready, state};
-use crate::fleet::{Directives, Phase, ReplicaStatus};
+use crate::fleet::{Directives, FleetUpdate, Phase, ReplicaCache, ReplicaStatus};
 use crate::prompt::EncoderKey;
+use crate::prompt::tests::prove;
 
 const FILES: [u8; 32] = [7; 32];
 
@@ -34,6 +36,31 @@ async fn missing_prompt_files_are_requested_once() {
     sleep(Duration::from_secs(60)).await;
     scan_fleet(&prompts, &fleet, &mut JoinSet::new());
     assert!(messages.try_recv().is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_engines_whose_prompts_no_encoder_reads_are_probed() {
+    let (fleet, prompts) = (fleet(), Prompts::new(PathBuf::new(), 1));
+    let known = ReplicaStatus { exact_cache: Some(ChainGaps::None), ..state(Phase::Ready, "m") };
+    let own = |files: u8| ReplicaStatus { files: Some([files; 32]), files_bytes: 1000, ..known.clone() };
+    let states = [known.clone(), own(1), own(2), own(3), state(Phase::Ready, "m")];
+    let replicas = (0..).zip(states).map(|(index, state)| ReplicaChange { state: Some(state), ..ready(index) }).collect();
+    let _lane = attach_told(&fleet, 1, Directives::connect().0, replicas).await;
+    let index = CacheIndex::new();
+    for replica in 0..5 {
+        let cache = ReplicaCache { slot: Some(index.open()), ..ReplicaCache::default() };
+        fleet.update(FleetUpdate::CacheChanged { attachment: 1, index: replica, epoch: 1, cache }).await;
+    }
+    crate::fleet::tests::report(&fleet, 1, false, Vec::new()).await;
+    let reader = |files: u8| EncoderKey { files: [files; 32], dialect: Dialect::Python };
+    prove(&prompts, &reader(1), PromptForms::ALL);
+    prove(&prompts, &reader(2), PromptForms::default().with(PromptForm::Texts));
+    let mut probes = JoinSet::new();
+    scan_fleet(&prompts, &fleet, &mut probes);
+    let is_due = |replica: &Arc<Replica>| replica.local_load.rendering.begin_probe(replica.epoch, Instant::now());
+    let left: Vec<bool> = fleet.view().replicas.iter().map(is_due).collect();
+    // Without files, proved, partly proved, unread as yet, and with an unknown cache.
+    assert_eq!((probes.len(), left), (2, vec![false, true, false, true, true]));
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,11 +1,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures_util::StreamExt;
 use hostler_prompt::{Dialect, Encoder, PromptForm, PromptForms, PromptRequest};
 use hostler_proto::agent::v1::frame::Kind;
 use hostler_proto::agent::v1::{Frame, FrameBatch, ResponseHead};
-use hostler_proto::lane::StreamFault;
+use hostler_proto::lane::{StreamFault, WINDOW_BYTES};
 use prometheus_client::metrics::counter::Counter;
 use rustc_hash::FxHashMap;
 
@@ -15,20 +16,28 @@ use crate::prompt::tests::{TENANT, body, bundle, nothing_kept, reader, unproved}
 use crate::prompt::{EncoderKey, EncoderStatus, NotEncoded};
 
 /// An engine's answer to a request behind a lane: status and body.
-type Answers = Box<dyn Fn(&str, &[u8]) -> (u32, Vec<u8>) + Send>;
+pub(crate) type Answers = Box<dyn Fn(&str, &[u8]) -> (u32, Vec<u8>) + Send>;
 
 /// An engine at the other end of a lane, until the lane is lost.
-fn engine(answers: Answers) -> (Arc<Lanes>, Arc<Lane>) {
+pub(in crate::prompt) fn engine(answers: Answers) -> (Arc<Lanes>, Arc<Lane>) {
     let (lanes, lane) = (Arc::new(Lanes::default()), Lane::new(Counter::default()));
     lanes.add(&lane);
+    serve(&lane, answers);
+    (lanes, lane)
+}
+
+/// Has an engine answer the requests of a lane, until the lane is lost.
+pub(crate) fn serve(lane: &Arc<Lane>, answers: Answers) {
     let (mut batches, served) = (lane.outbox().batches(), lane.clone());
     tokio::spawn(async move {
         let mut open: FxHashMap<u64, (String, Vec<u8>)> = FxHashMap::default();
+        // What the router has not asked for yet of long answers.
+        let mut unsent: FxHashMap<u64, Bytes> = FxHashMap::default();
         while let Some(batch) = batches.next().await {
             for Frame { id, kind } in batch.frames {
                 match kind {
                     Some(Kind::Request(head)) => {
-                        assert_eq!((head.method.as_str(), head.replica), ("POST", 3));
+                        assert!(head.method == "POST" && head.aside);
                         open.insert(id, (head.path, Vec::new()));
                     }
                     Some(Kind::Body(bytes)) => open.get_mut(&id).unwrap().1.extend_from_slice(&bytes),
@@ -36,15 +45,27 @@ fn engine(answers: Answers) -> (Arc<Lanes>, Arc<Lane>) {
                         let (path, body) = open.remove(&id).unwrap();
                         let (status, answer) = answers(&path, &body);
                         let head = Kind::Response(ResponseHead { status, headers: Vec::new() });
-                        let frames = vec![Frame::new(id, head), Frame::new(id, Kind::Body(answer.into())), Frame::end(id, None)];
-                        served.receive(FrameBatch { frames });
+                        served.receive(FrameBatch { frames: vec![Frame::new(id, head)] });
+                        unsent.insert(id, answer.into());
+                        send_rest(&served, &mut unsent, id, WINDOW_BYTES);
                     }
+                    Some(Kind::Credit(bytes)) => send_rest(&served, &mut unsent, id, bytes as usize),
                     _ => {}
                 }
             }
         }
     });
-    (lanes, lane)
+}
+
+/// Sends so many bytes of what is left of an answer, and its end behind the last.
+fn send_rest(lane: &Lane, unsent: &mut FxHashMap<u64, Bytes>, id: u64, credit: usize) {
+    let Some(rest) = unsent.get_mut(&id) else { return };
+    let mut frames = vec![Frame::new(id, Kind::Body(rest.split_to(credit.min(rest.len()))))];
+    if rest.is_empty() {
+        unsent.remove(&id);
+        frames.push(Frame::end(id, None));
+    }
+    lane.receive(FrameBatch { frames });
 }
 
 /// Tokenizes as vLLM does with its Python front-end.

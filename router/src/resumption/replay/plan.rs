@@ -84,6 +84,8 @@ impl ReplayPlan {
             output_bounds: *output_bounds,
             sequences: *sequences,
             is_stream: true,
+            // Its engine was just lost.
+            is_suspect: true,
             required_engine: None,
         }
     }
