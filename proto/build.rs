@@ -34,11 +34,12 @@ const JSON_FLATTENED: [&str; 4] = ["Gpu.reading", "Load.engine", "Replica.load",
 
 /// Fields that JSON leaves out: what only routers and agents need of each other, and what another
 /// field says as well.
-const JSON_SKIPPED: [&str; 7] = [
+const JSON_SKIPPED: [&str; 8] = [
     "GpuReading.uuid",
     "Load.context_tokens_yours",
     "Load.in_flight_yours",
     "Load.pending_tokens_yours",
+    "ModelDemand.alias_of",
     "Replica.suspect",
     "ReplicaState.cache",
     "ReplicaState.prompt_files",

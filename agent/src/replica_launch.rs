@@ -149,6 +149,7 @@ impl Agent {
             simulated: matches!(self.engine, EngineProgram::Simulated { .. }),
             attached: matches!(self.engine, EngineProgram::Attached { .. }),
             profile: self.config.profile.as_str(),
+            path_alias: self.plan.setup.path_alias().map(str::to_owned),
             python_front_end_reason: match self.plan.front_end.in_use {
                 FrontEndInUse::Python => self.plan.front_end.because.clone(),
                 FrontEndInUse::Rust => String::new(),

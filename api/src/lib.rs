@@ -4,8 +4,10 @@
 
 mod completion;
 mod dialect;
+mod path_alias;
 mod routes;
 
 pub use completion::{ChunkChoice, ChunkFunction, ChunkLogprobs, ChunkMessage, ChunkToolCall, ChunkUsage, CompletionChunk, lenient};
 pub use dialect::Dialect;
+pub use path_alias::path_alias;
 pub use routes::{Prompts, Route, ServedBy, Work};

@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn the_adapter_list_shows_replicas_and_no_models() {
-        let model = |id: &str, card: &str| Model { id: id.to_owned(), card: card.to_owned().into_bytes().into() };
+        let model = |id: &str, card: &str| Model { id: id.to_owned(), card: card.to_owned().into_bytes().into(), alias_of: String::new() };
         let replica = |id: &str, models: Vec<Model>| Replica {
             id: id.to_owned(),
             state: Some(ReplicaState { models, ..ReplicaState::default() }),

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime};
 
+use hostler_api::path_alias;
 use hostler_cluster::{FleetSize, NodeState};
 use hostler_proto::fleet::v1::{ExpectRequest, ExpectedModel};
 use hostler_scheduler::{JobState, ScheduledJob};
@@ -25,7 +26,9 @@ pub(crate) fn expect(view: &EntryView<'_>, now: SystemTime) -> Option<ExpectedMo
     let expected_in =
         if view.jobs.is_empty() { await_new_job(view, now) } else { view.jobs.iter().filter_map(|job| await_job(view, job, now)).min() };
     let expected_in_ms = expected_in.map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
-    Some(ExpectedModel { names: view.names.to_vec(), expected_in_ms, reason: explain(view, now) })
+    let has_own_name = *view.names == [view.entry.model.clone()];
+    let alias = path_alias(&view.entry.model).filter(|alias| has_own_name && is_usable(alias)).unwrap_or_default().to_owned();
+    Some(ExpectedModel { names: view.names.to_vec(), expected_in_ms, reason: explain(view, now), alias })
 }
 
 /// Announcement for all entries. The entry that is expected first announces a name that several
@@ -34,13 +37,17 @@ pub(crate) fn announce(mut models: Vec<ExpectedModel>) -> ExpectRequest {
     models.sort_by_key(|model| (model.expected_in_ms.is_none(), model.expected_in_ms));
     let mut taken = BTreeSet::new();
     for model in &mut models {
-        let is_usable = |name: &String| !name.is_empty() && name.len() <= MAX_NAME_BYTES && !name.chars().any(char::is_control);
         model.names.retain(|name| is_usable(name) && taken.insert(name.clone()));
         model.names.truncate(MAX_NAMES);
     }
     models.retain(|model| !model.names.is_empty());
     models.truncate(MAX_MODELS);
     ExpectRequest { models }
+}
+
+/// Whether the router takes the name.
+fn is_usable(name: &str) -> bool {
+    !name.is_empty() && name.len() <= MAX_NAME_BYTES && !name.chars().any(char::is_control)
 }
 
 /// Time until a job takes requests, as far as it is known.

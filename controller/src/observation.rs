@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use hostler_cluster::{Demand, FleetEntry, Memory, NodeState, Observation, ObservedJob};
 use hostler_proto::agent::v1::Phase;
-use hostler_proto::fleet::v1::{ListResponse, Node, Replica};
+use hostler_proto::fleet::v1::{ListResponse, ModelDemand, Node, Replica};
 use hostler_scheduler::{ScheduledJob, is_same_job};
 
 /// Engine flag that sets other names for a model.
@@ -125,9 +125,11 @@ fn in_flight(node: &Node) -> u32 {
     node.replicas.iter().map(of_replica).sum()
 }
 
-/// Demand for any of these names. Requests in flight are the same for all names of an engine.
+/// Demand for any of these names, or for the alias of one. Requests in flight are the same for all
+/// names of an engine.
 fn sum_demand(listed: &ListResponse, names: &[String]) -> Demand {
-    let of_names = || listed.demand.iter().filter(|demand| names.contains(&demand.model));
+    let is_wanted = |demand: &&ModelDemand| names.contains(&demand.model) || names.contains(&demand.alias_of);
+    let of_names = || listed.demand.iter().filter(is_wanted);
     Demand {
         waiting: of_names().map(|demand| demand.waiting).sum(),
         in_flight: of_names().map(|demand| demand.in_flight).max().unwrap_or_default(),

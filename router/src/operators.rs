@@ -267,7 +267,7 @@ fn replica(replica: &crate::fleet::Replica, placer: &Placer, first_tokens: &Firs
         suspect: replica.lease_lapsed,
         epoch: replica.epoch,
         local_in_flight: replica.local_load.in_flight(),
-        state: replica.report.state_with_readings(),
+        state: replica.report.state_for_operators(replica.is_alias_contested),
         load: replica.report.load,
         cache: Some(cache(replica, placer)),
         rates: Some(rates(&replica.local_load.learned().rates)),

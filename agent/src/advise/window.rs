@@ -42,6 +42,8 @@ pub struct EngineSetup {
     /// Why the Rust front-end is not used. Empty if it is used, until it fails to start.
     pub python_front_end_reason: String,
     pub profile: &'static str,
+    /// Second name of the model, the last part of its path, if it has that.
+    pub path_alias: Option<String>,
     /// GPUs that one replica computes on; 1 on CPU.
     pub tensor_parallel: u32,
     /// GPUs of the engine, none on CPU.

@@ -8,7 +8,7 @@ use super::setup::EnginePlanSetup;
 use crate::config::Profile;
 use crate::gpu::Gpu;
 use crate::vllm::arguments::EngineArguments;
-use crate::vllm::flag::{EXECUTOR_FLAG, FlagChoice, FlagOrigin, SCALE_OUT_FLAG};
+use crate::vllm::flag::{EXECUTOR_FLAG, FlagChoice, FlagOrigin, NAMES_FLAG, SCALE_OUT_FLAG};
 use crate::vllm::parsers::{ModelParsers, REASONING_PARSER_FLAG, TOOL_PARSER_FLAG};
 use crate::vllm::releases::{
     ASYNC_AUTO_SINCE, ASYNC_SINCE, PERFORMANCE_MODE_SINCE, QUEUE_LIMIT_SINCE, SCALE_OUT_SINCE, SHUTDOWN_TIMEOUT_SINCE,
@@ -44,6 +44,10 @@ pub(super) fn choose_flags(setup: &EnginePlanSetup, place: &ReplicaContext<'_>) 
         return Vec::new();
     }
     let mut list = FlagList { given: EngineArguments(&setup.arguments), choices: Vec::new() };
+    if let Some(alias) = setup.path_alias() {
+        let names = format!("{} {alias}", setup.model);
+        list.add(NAMES_FLAG, names, FlagOrigin::Hostler, "clients may name the model by the last part of its path");
+    }
     if !setup.simulated {
         add_shutdown_flags(&mut list, setup);
     }

@@ -5,6 +5,8 @@
 
 use std::time::Duration;
 
+use hostler_api::path_alias;
+
 use super::model::{ModelFacts, ModelInfo};
 use crate::config::{AgentConfig, Profile};
 use crate::gpu::Gpu;
@@ -12,6 +14,7 @@ use crate::host::EngineProgram;
 use crate::sizes::{GIB, scaled};
 use crate::vllm::arguments::EngineArguments;
 use crate::vllm::arguments::{expand_config_file, value_of};
+use crate::vllm::flag::NAMES_FLAG;
 use crate::vllm::parsers::ModelParsers;
 use crate::vllm::releases::{GRAPHS_COUNTED_SINCE, LARGE_STEPS_SINCE, WINDOWS_WITH_EVENTS_SINCE};
 use crate::vllm::version::VllmVersion;
@@ -57,6 +60,8 @@ pub struct EnginePlanSetup {
     /// Release of vLLM; unknown counts as older than every one.
     pub version: Option<VllmVersion>,
     pub profile: Profile,
+    /// Model name as given.
+    pub model: String,
     /// User's own arguments for the engines, including those of their `--config` file.
     pub arguments: Vec<String>,
     /// Whether the engine decides the size of a step, because of the model. See `for_model`.
@@ -123,6 +128,7 @@ impl EnginePlanSetup {
             attached: matches!(engine, EngineProgram::Attached { .. }),
             version,
             profile: config.profile,
+            model: config.model.clone(),
             arguments: expand_config_file(&config.engine_args),
             leaves_steps_to_engine: false,
             kv_events: config.kv_events,
@@ -144,6 +150,14 @@ impl EnginePlanSetup {
     pub(super) fn for_model(self, model: &ModelInfo) -> Self {
         let own_steps = model.facts().is_some_and(|facts| facts.shape.recurrent_layers > 0 || !facts.is_generative());
         Self { leaves_steps_to_engine: own_steps, ..self }
+    }
+
+    /// The second name of a model that is named by a path, if its engines get no names of the
+    /// user's.
+    #[must_use]
+    pub fn path_alias(&self) -> Option<&str> {
+        let has_own_names = self.attached || EngineArguments(&self.arguments).has(NAMES_FLAG);
+        path_alias(&self.model).filter(|_| !has_own_names)
     }
 
     /// Whether the release is this one or a later one.

@@ -160,6 +160,7 @@ fn state(replica: &Replica, status: EngineStatus) -> wire::ReplicaState {
     let cache = cache_watch(&watched, status.epoch);
     let setup = &replica.traits.setup;
     let launch = launch(setup, &status);
+    let models = models(setup, &status);
     let reason = match setup.attached_to() {
         Some(target) if status.phase == Phase::Ready => {
             format!("attached to {target}: not ours, so it is neither started again nor ended when it hangs")
@@ -173,7 +174,7 @@ fn state(replica: &Replica, status: EngineStatus) -> wire::ReplicaState {
     wire::ReplicaState {
         phase: phase.into(),
         reason,
-        models: status.models.iter().map(|card| wire::Model { id: card.id.clone(), card: card.raw.clone() }).collect(),
+        models,
         engine_version: status.version.map(|version| version.to_string()).unwrap_or_default(),
         engine_pid: status.pid.unwrap_or(0),
         engine_socket: replica.engine.socket().display().to_string(),
@@ -204,6 +205,12 @@ fn state(replica: &Replica, status: EngineStatus) -> wire::ReplicaState {
 fn past_start(start: &PastStart) -> wire::Start {
     let stage = |past: &PastStage| wire::StartStage { stage: past.stage.to_owned(), seconds: past.took.as_secs_f32() };
     wire::Start { origin: start.origin.as_str().to_owned(), stages: start.stages.iter().map(stage).collect() }
+}
+
+fn models(setup: &EngineSetup, status: &EngineStatus) -> Vec<wire::Model> {
+    let own_name = status.models.first().map(|card| card.id.clone()).unwrap_or_default();
+    let alias_of = |id: &str| if setup.path_alias.as_deref() == Some(id) { own_name.clone() } else { String::new() };
+    status.models.iter().map(|card| wire::Model { id: card.id.clone(), card: card.raw.clone(), alias_of: alias_of(&card.id) }).collect()
 }
 
 fn gpu(gpu: &Gpu) -> wire::Gpu {

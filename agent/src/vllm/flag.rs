@@ -22,6 +22,9 @@ pub(crate) const SCALE_OUT_ROUTES: [&str; 7] = [
     "/v1/completions/derender",
 ];
 
+/// Flag for the names of the model. Answers have the first one.
+pub(crate) const NAMES_FLAG: &str = "--served-model-name";
+
 /// Origin of a flag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FlagOrigin {

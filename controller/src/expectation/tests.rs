@@ -88,9 +88,22 @@ fn a_model_name_is_announced_once_by_its_earliest_entry() {
         names: names.iter().map(|name| (*name).to_owned()).collect(),
         expected_in_ms,
         reason: String::new(),
+        alias: String::new(),
     };
     let announced = announce(vec![model(&["a", "b"], None), model(&["a"], Some(5)), model(&["\n", ""], Some(1))]);
     assert_eq!(announced.models, [model(&["a"], Some(5)), model(&["b"], None)]);
     let many = (0..300).map(|number| model(&[&number.to_string()], None)).collect();
     assert_eq!(announce(many).models.len(), 256);
+}
+
+#[test]
+fn a_model_named_by_a_path_is_announced_by_its_last_part_too() {
+    let fleet = FleetEntry { model: "/models/tiny".into(), ..entry(FleetSize::Fixed(1)) };
+    let alias = |names: &[&str]| {
+        let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        let view = EntryView { entry: &fleet, names: &names, memory: &Memory::default(), jobs: &[], nodes: &[], refusal: "" };
+        expect(&view, at(12)).unwrap().alias
+    };
+    assert_eq!(alias(&["/models/tiny"]), "tiny");
+    assert_eq!(alias(&["chat"]), "", "of a user's own name");
 }

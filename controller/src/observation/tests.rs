@@ -96,15 +96,23 @@ fn a_model_has_its_served_names_or_its_own() {
 
 #[test]
 fn demand_counts_each_waiting_and_in_flight_request_once() {
-    let demand = |model: &str, waiting, ago| ModelDemand { model: model.into(), waiting, in_flight: 7, last_request_ms_ago: ago };
+    let demand = |model: &str, waiting, ago| ModelDemand {
+        model: model.into(),
+        waiting,
+        in_flight: 7,
+        last_request_ms_ago: ago,
+        alias_of: String::new(),
+    };
+    let (own, other) =
+        (ModelDemand { alias_of: "a".into(), ..demand("x", 4, None) }, ModelDemand { alias_of: "c".into(), ..demand("y", 8, None) });
     let listed = ListResponse {
         nodes: vec![node("12.head", &[(Phase::Ready, 0)])],
-        demand: vec![demand("a", 1, None), demand("b", 2, Some(1500)), demand("c", 9, Some(1))],
+        demand: vec![demand("a", 1, None), demand("b", 2, Some(1500)), demand("c", 9, Some(1)), own, other],
         ..ListResponse::default()
     };
     let jobs = [job("12.head", JobState::Running), job("13.head", JobState::Queued)];
     let seen = observe(&jobs, &listed, &["a".to_owned(), "b".to_owned()]);
-    assert_eq!((seen.demand.waiting, seen.demand.in_flight, seen.demand.last_request), (3, 7, Some(Duration::from_millis(1500))));
+    assert_eq!((seen.demand.waiting, seen.demand.in_flight, seen.demand.last_request), (7, 7, Some(Duration::from_millis(1500))));
     let states: Vec<_> = seen.jobs.iter().map(|job| (job.state, job.node)).collect();
     assert_eq!(states, [(JobState::Running, NodeState::Ready), (JobState::Queued, NodeState::NotAttached)]);
 }

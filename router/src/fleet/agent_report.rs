@@ -29,9 +29,11 @@ impl AgentReport {
         self.load.and_then(|load| load.engine).unwrap_or_default()
     }
 
-    /// The state for operators, with its reading in each GPU.
-    pub(crate) fn state_with_readings(&self) -> Option<ReplicaState> {
+    /// The state for operators, with its reading in each GPU, and without an alias that does not
+    /// count.
+    pub(crate) fn state_for_operators(&self, is_alias_contested: bool) -> Option<ReplicaState> {
         let mut state = self.state.as_deref().cloned()?;
+        state.models.retain(|model| !is_alias_contested || model.alias_of.is_empty());
         for gpu in &mut state.gpus {
             gpu.reading = self.gpus.iter().flat_map(|readings| readings.iter()).find(|reading| reading.uuid == gpu.uuid).cloned();
         }

@@ -1,7 +1,7 @@
 //! The models that a controller beside the router has announced. Requests wait for them as for
 //! engines that load.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,7 +31,11 @@ pub(crate) struct Expectation {
 
 /// The models of one announcement, by name.
 #[derive(Debug, Default)]
-pub(crate) struct Expectations(BTreeMap<String, Expectation>);
+pub(crate) struct Expectations {
+    named: BTreeMap<String, Expectation>,
+    /// Aliases of several of the models.
+    shared_aliases: BTreeSet<String>,
+}
 
 impl Expectation {
     #[must_use]
@@ -59,26 +63,42 @@ impl Expectation {
 impl Expectations {
     /// `false` if the name was announced already.
     pub(crate) fn insert(&mut self, expectation: Expectation) -> bool {
-        self.0.insert(expectation.model.id.clone(), expectation).is_none()
+        self.named.insert(expectation.model.id.clone(), expectation).is_none()
+    }
+
+    /// Adds a model under the last part of its path. A name that another model has is left to it.
+    pub(crate) fn insert_alias(&mut self, mut expectation: Expectation, path: &str) {
+        expectation.model.alias_of = Some(path.to_owned());
+        let alias = expectation.model.id.clone();
+        match self.named.get(&alias).map(|known| known.model.alias_of.as_deref()) {
+            None => _ = self.named.insert(alias, expectation),
+            Some(Some(other)) if other != path => _ = self.shared_aliases.insert(alias),
+            Some(_) => {}
+        }
+    }
+
+    /// The aliases of several of the models.
+    pub(super) fn shared_aliases(&self) -> &BTreeSet<String> {
+        &self.shared_aliases
     }
 
     #[must_use]
     pub(crate) fn get(&self, name: &str) -> Option<&Expectation> {
-        self.0.get(name)
+        self.named.get(name)
     }
 
     pub(super) fn models(&self) -> impl Iterator<Item = &Model> {
-        self.0.values().map(|expectation| &expectation.model)
+        self.named.values().map(|expectation| &expectation.model)
     }
 
     #[must_use]
     pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.named.is_empty()
     }
 
     /// Takes over the times of misses from `former`.
     pub(super) fn replace(mut self, former: &Self) -> Self {
-        for (name, expectation) in &mut self.0 {
+        for (name, expectation) in &mut self.named {
             if let Some(before) = former.get(name) {
                 expectation.last_miss = before.last_miss.clone();
             }

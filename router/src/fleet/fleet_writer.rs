@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, sleep_until};
 
 use super::agent_report::AgentReport;
+use super::aliases::contested_aliases;
 use super::directives::Directives;
 use super::expectation::{ANNOUNCEMENT_TTL, Expectations};
 use super::gone_jobs::GoneJobs;
@@ -111,6 +112,7 @@ impl Fleet {
             nodes: BTreeMap::new(),
             gone_jobs: GoneJobs::default(),
             expectations: Arc::default(),
+            contested_aliases: Arc::default(),
             announced_at: started,
             nodes_lost: 0,
             started,
@@ -165,6 +167,7 @@ struct FleetWriter {
     nodes: BTreeMap<Arc<str>, AttachedNode>,
     gone_jobs: GoneJobs,
     expectations: Arc<Expectations>,
+    contested_aliases: Arc<BTreeSet<String>>,
     announced_at: Instant,
     nodes_lost: u64,
     started: Instant,
@@ -215,6 +218,9 @@ impl FleetWriter {
                 self.has_unpublished_loads = true;
             }
             is_urgent |= are_leases_due && self.check_leases();
+            if is_urgent {
+                self.settle_aliases();
+            }
             if is_urgent || (self.has_unpublished_loads && self.last_publish.elapsed() >= LOAD_PUBLISH_INTERVAL) {
                 self.publish();
                 self.announce_moves();
@@ -330,11 +336,30 @@ impl FleetWriter {
         changed
     }
 
+    /// Decides which aliases count among the names that there are now.
+    fn settle_aliases(&mut self) {
+        let replicas = self.nodes.values().flat_map(|attached| attached.replicas.values());
+        let models = replicas.flat_map(|replica| &replica.state.models).chain(self.expectations.models());
+        let mut contested = contested_aliases(&models.collect::<Vec<_>>());
+        contested.extend(self.expectations.shared_aliases().iter().cloned());
+        if contested == *self.contested_aliases && contested.is_empty() {
+            return;
+        }
+        for replica in self.nodes.values_mut().flat_map(|attached| attached.replicas.values_mut()) {
+            let is_contested = replica.state.models.iter().any(|model| model.alias_of.is_some() && contested.contains(&model.id));
+            if replica.is_alias_contested != is_contested {
+                Arc::make_mut(replica).is_alias_contested = is_contested;
+            }
+        }
+        self.contested_aliases = Arc::new(contested);
+    }
+
     fn publish(&mut self) {
         (self.last_publish, self.has_unpublished_loads) = (Instant::now(), false);
         let mut view = FleetView::new(self.started, self.fleet.lease);
         view.gone_jobs = self.gone_jobs.shared();
         view.expectations = self.expectations.clone();
+        view.contested_aliases = self.contested_aliases.clone();
         view.nodes_lost = self.nodes_lost;
         for attached in self.nodes.values() {
             view.nodes.push(attached.node.clone());
@@ -417,6 +442,7 @@ impl AttachedNode {
             index: change.index,
             epoch: change.epoch,
             state: Arc::new(state),
+            is_alias_contested: false,
             load: change.load.unwrap_or_default(),
             report: change.report,
             lease_lapsed: false,

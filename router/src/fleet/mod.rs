@@ -3,9 +3,10 @@
 //! `session` parses an agent's messages into updates, and `fleet_writer` applies them and publishes
 //! a `FleetView`. `index_writer` does the same for the cache index. `local_load` is this router's
 //! own work at a replica, and `stream_moves` is how its streams leave the replica. `expectation`
-//! holds models without a replica yet.
+//! holds models without a replica yet. `aliases` decides which names of paths count.
 
 mod agent_report;
+mod aliases;
 mod arrival;
 mod directives;
 mod expectation;

@@ -52,6 +52,8 @@ pub(crate) struct Model {
     pub card: Bytes,
     /// The model is a LoRA adapter of another model.
     pub is_adapter: bool,
+    /// The path whose last part `id` is. The name counts only while nothing else has it.
+    pub alias_of: Option<String>,
 }
 
 impl Model {
@@ -63,7 +65,7 @@ impl Model {
             parent: Option<String>,
         }
         let is_adapter = serde_json::from_slice::<Card>(&card).is_ok_and(|card| card.parent.is_some());
-        Self { id, card, is_adapter }
+        Self { id, card, is_adapter, alias_of: None }
     }
 }
 

@@ -426,7 +426,7 @@ fn parse_status(state: &wire::ReplicaState) -> ReplicaStatus {
         start_left: Some(state.progress.as_ref().map_or(state.returns_in_seconds, |progress| progress.seconds_left))
             .filter(|seconds| *seconds > 0)
             .map(|seconds| Duration::from_secs(seconds.into())),
-        models: state.models.iter().map(|model| Model::new(model.id.clone(), model.card.clone())).collect(),
+        models: state.models.iter().map(parse_model).collect(),
         files: files.and_then(files_hash),
         files_bytes: files.map_or(0, |files| files.bytes),
         launch,
@@ -438,6 +438,11 @@ fn parse_status(state: &wire::ReplicaState) -> ReplicaStatus {
         hangs: state.hangs,
         findings: state.findings.len(),
     }
+}
+
+fn parse_model(model: &wire::Model) -> Model {
+    let alias_of = Some(model.alias_of.clone()).filter(|path| !path.is_empty());
+    Model { alias_of, ..Model::new(model.id.clone(), model.card.clone()) }
 }
 
 fn parse_phase(phase: wire::Phase) -> Phase {

@@ -86,6 +86,49 @@ pub(crate) fn fleet() -> Fleet {
     Fleet::start(LEASE, &BackgroundTasks::default())
 }
 
+/// A ready replica of the model at this path, with the path's last part as its alias.
+fn of_path(path: &str) -> ReplicaChange {
+    let alias = Model { alias_of: Some(path.to_owned()), ..Model::new(path.rsplit('/').next().unwrap().to_owned(), "{}".into()) };
+    let models = vec![Model::new(path.to_owned(), "{}".into()), alias];
+    ReplicaChange { state: Some(ReplicaStatus { models, ..state(Phase::Ready, "") }), ..ready(0) }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_alias_counts_while_no_other_model_has_it() {
+    let fleet = fleet();
+    let names = || fleet.view().models().iter().map(|model| model.id.clone()).collect::<Vec<_>>();
+    attach_node(&fleet, 1, "a", vec![of_path("/a/tiny")]).await;
+    attach_node(&fleet, 2, "b", vec![of_path("/a/tiny")]).await;
+    assert_eq!((names(), candidates(&fleet, Some("tiny"))), (vec!["/a/tiny".into(), "tiny".into()], vec![0, 1]));
+    attach_node(&fleet, 3, "c", vec![of_path("/c/tiny")]).await;
+    assert_eq!((names(), candidates(&fleet, Some("tiny"))), (vec!["/a/tiny".into(), "/c/tiny".into()], vec![]));
+    report(&fleet, 3, true, vec![ready(0)]).await;
+    assert_eq!(candidates(&fleet, Some("tiny")), [0, 1], "the other model is gone");
+    announce(&fleet, &[("tiny", Some(20))]).await;
+    assert_eq!(candidates(&fleet, Some("tiny")), [0; 0], "a controller can bring a model of that name");
+    assert!(fleet.view().expectation(Some("tiny")).is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_expected_alias_waits_for_its_own_path_alone() {
+    let fleet = fleet();
+    let expect = async |paths: &[&str]| {
+        let mut expectations = Expectations::default();
+        for path in paths {
+            assert!(expectations.insert(Expectation::new(path, None, "queued".into())));
+            expectations.insert_alias(Expectation::new("tiny", None, "queued".into()), path);
+        }
+        fleet.expect(expectations).await;
+        sleep(LOAD_PUBLISH_INTERVAL).await;
+        fleet.view().expectation(Some("tiny")).is_some()
+    };
+    assert!(expect(&["/a/tiny"]).await);
+    attach(&fleet, 1, vec![of_path("/a/tiny")]).await;
+    assert_eq!(candidates(&fleet, Some("tiny")), [0]);
+    assert!(!expect(&["/a/tiny", "/b/tiny"]).await);
+    assert_eq!((candidates(&fleet, Some("tiny")), candidates(&fleet, Some("/a/tiny"))), (vec![], vec![0]));
+}
+
 #[tokio::test(start_paused = true)]
 async fn only_ready_untried_replicas_of_the_model_are_candidates() {
     let fleet = fleet();

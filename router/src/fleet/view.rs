@@ -1,5 +1,6 @@
 //! An immutable picture of the fleet, and the few atomics that must be exact between two pictures.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -38,6 +39,9 @@ pub(crate) struct Replica {
     pub index: u32,
     pub epoch: u64,
     pub state: Arc<ReplicaStatus>,
+    /// Whether something else in the fleet has the name that is an alias here, so that it does not
+    /// count.
+    pub is_alias_contested: bool,
     /// The often changing state.
     pub load: ReplicaLoad,
     /// The agent's report as it came, for operators.
@@ -127,7 +131,12 @@ impl Replica {
     /// Whether the replica serves `model`. Without a model, every replica does.
     #[must_use]
     pub(crate) fn serves(&self, model: Option<&str>) -> bool {
-        model.is_none_or(|name| self.state.models.iter().any(|model| model.id == name))
+        model.is_none_or(|name| self.models().any(|model| model.id == name))
+    }
+
+    /// The models by their names that count, kept from the last life while the engine restarts.
+    pub(crate) fn models(&self) -> impl Iterator<Item = &Model> {
+        self.state.models.iter().filter(|model| !(self.is_alias_contested && model.alias_of.is_some()))
     }
 }
 
@@ -165,6 +174,8 @@ pub(crate) struct FleetView {
     pub gone_jobs: Arc<[GoneJob]>,
     /// The models that a controller has announced.
     pub(super) expectations: Arc<Expectations>,
+    /// Aliases that do not count, because something else has that name too.
+    pub(super) contested_aliases: Arc<BTreeSet<String>>,
     /// Nodes that were forgotten without having left.
     pub nodes_lost: u64,
     /// When the router started, the zero of `LocalLoad::avoided_until`.
@@ -180,6 +191,7 @@ impl FleetView {
             replicas: Vec::new(),
             gone_jobs: Arc::default(),
             expectations: Arc::default(),
+            contested_aliases: Arc::default(),
             nodes_lost: 0,
             started,
             lease,
@@ -195,7 +207,12 @@ impl FleetView {
     /// The announcement of `model`, whether a replica serves it or not.
     #[must_use]
     pub(crate) fn expectation(&self, model: Option<&str>) -> Option<&Expectation> {
-        self.expectations.get(model?)
+        self.expectations.get(model?).filter(|expectation| self.counts(&expectation.model))
+    }
+
+    /// Whether an expected model is known by this name.
+    fn counts(&self, model: &Model) -> bool {
+        model.alias_of.is_none() || !self.contested_aliases.contains(&model.id)
     }
 
     /// How many model names a controller has announced.
@@ -295,9 +312,10 @@ impl FleetView {
     /// The models that replicas serve, and those that are expected.
     #[must_use]
     pub(crate) fn models(&self) -> Vec<&Model> {
-        let attached = self.replicas.iter().flat_map(|replica| &replica.state.models);
+        let attached = self.replicas.iter().flat_map(|replica| replica.models());
+        let expected = self.expectations.models().filter(|model| self.counts(model));
         // The sort is stable: an engine's own description stays.
-        let mut models: Vec<&Model> = attached.chain(self.expectations.models()).collect();
+        let mut models: Vec<&Model> = attached.chain(expected).collect();
         models.sort_by(|left, right| left.id.cmp(&right.id));
         models.dedup_by(|left, right| left.id == right.id);
         models

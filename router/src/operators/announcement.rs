@@ -43,22 +43,33 @@ pub(super) fn parse_announcement(request: &ExpectRequest, now: Instant) -> Resul
         return Err(AnnouncementError::TooManyModels(request.models.len()));
     }
     let mut expectations = Expectations::default();
-    for ExpectedModel { names, expected_in_ms, reason } in &request.models {
+    let expected_at = |model: &ExpectedModel| model.expected_in_ms.map(|left| now + Duration::from_millis(left).min(MAX_WAIT));
+    for model in &request.models {
+        let names = &model.names;
         if !(1..=MAX_NAMES).contains(&names.len()) {
             return Err(AnnouncementError::NameCount(names.len()));
         }
-        let expected_at = expected_in_ms.map(|left| now + Duration::from_millis(left).min(MAX_WAIT));
-        let reason = one_line(reason);
+        let reason = one_line(&model.reason);
         for name in names {
-            if name.is_empty() || name.len() > MAX_NAME_BYTES || name.chars().any(char::is_control) {
-                return Err(AnnouncementError::InvalidName(name.chars().take(MAX_NAME_BYTES).collect()));
-            }
-            if !expectations.insert(Expectation::new(name, expected_at, reason.clone())) {
+            check_name(name)?;
+            if !expectations.insert(Expectation::new(name, expected_at(model), reason.clone())) {
                 return Err(AnnouncementError::SameName(name.clone()));
             }
         }
     }
+    // Names of models' own come first, whatever the order of the models.
+    for model in request.models.iter().filter(|model| !model.alias.is_empty()) {
+        check_name(&model.alias)?;
+        expectations.insert_alias(Expectation::new(&model.alias, expected_at(model), one_line(&model.reason)), &model.names[0]);
+    }
     Ok(expectations)
+}
+
+fn check_name(name: &str) -> Result<(), AnnouncementError> {
+    if name.is_empty() || name.len() > MAX_NAME_BYTES || name.chars().any(char::is_control) {
+        return Err(AnnouncementError::InvalidName(name.chars().take(MAX_NAME_BYTES).collect()));
+    }
+    Ok(())
 }
 
 fn one_line(reason: &str) -> Arc<str> {
@@ -72,7 +83,7 @@ mod tests {
 
     fn model(names: &[&str], reason: &str) -> ExpectedModel {
         let names = names.iter().map(|name| (*name).to_owned()).collect();
-        ExpectedModel { names, expected_in_ms: Some(2000), reason: reason.to_owned() }
+        ExpectedModel { names, expected_in_ms: Some(2000), reason: reason.to_owned(), alias: String::new() }
     }
 
     fn parse(models: Vec<ExpectedModel>) -> Result<Expectations, AnnouncementError> {
@@ -89,6 +100,16 @@ mod tests {
             let expectation = known.get(name).unwrap();
             assert_eq!((&*expectation.reason, expectation.expected_at), (reason, Some(now + Duration::from_secs(2))));
         }
+    }
+
+    #[test]
+    fn a_model_is_announced_by_the_last_part_of_its_path_too() {
+        let of_path = |path: &str, alias: &str| ExpectedModel { alias: alias.into(), ..model(&[path], "queued") };
+        let known = parse(vec![of_path("/a/chat", "chat"), of_path("/a/tiny", "tiny"), model(&["chat"], "other")]).unwrap();
+        let found = |name: &str| known.get(name).map(|found| (&*found.reason, found.model.alias_of.as_deref()));
+        assert_eq!(found("tiny"), Some(("queued", Some("/a/tiny"))));
+        assert_eq!(found("chat"), Some(("other", None)), "a name of its own comes first");
+        assert_eq!(parse(vec![of_path("/a/tiny", "a\nb")]).unwrap_err(), AnnouncementError::InvalidName("a\nb".into()));
     }
 
     #[test]

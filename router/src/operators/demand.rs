@@ -19,6 +19,7 @@ pub(super) fn list_demand(view: &FleetView, queue: &RequestQueue, now: Instant) 
             waiting: count(queue.waiting_count_of(&model.id)),
             in_flight: serving().map(|replica| replica.local_load.in_flight() + replica.load.in_flight_elsewhere).sum(),
             last_request_ms_ago: last_request.map(|at| millis(now.saturating_duration_since(at))),
+            alias_of: model.alias_of.clone().unwrap_or_default(),
         }
     });
     demand.collect()

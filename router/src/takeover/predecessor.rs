@@ -203,10 +203,11 @@ async fn expect(stream: &mut UnixStream, is_due: impl Fn(&FromSuccessor) -> bool
 }
 
 fn summarize(view: &FleetView) -> FleetSummary {
-    let ready_replicas = view.replicas.iter().filter(|replica| replica.is_ready()).map(|replica| ReadyReplica {
-        id: replica.id.to_string(),
-        models: replica.state.models.iter().map(|model| model.id.clone()).collect(),
-    });
+    let ready_replicas = view
+        .replicas
+        .iter()
+        .filter(|replica| replica.is_ready())
+        .map(|replica| ReadyReplica { id: replica.id.to_string(), models: replica.models().map(|model| model.id.clone()).collect() });
     FleetSummary {
         nodes: view.nodes.iter().filter(|node| node.is_attached).map(|node| node.name.to_string()).collect(),
         ready_replicas: ready_replicas.collect(),

@@ -31,7 +31,7 @@ impl Replica {
         let state = wire::ReplicaState {
             phase: wire::Phase::Ready.into(),
             reason: "it serves".into(),
-            models: vec![wire::Model { id: MODEL.into(), card: card.into() }],
+            models: vec![wire::Model { id: MODEL.into(), card: card.into(), alias_of: String::new() }],
             engine_version: "0.32.0".into(),
             engine_pid: 1,
             engine_socket: format!("/run/none/{}/engine.sock", self.index),

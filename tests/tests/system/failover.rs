@@ -83,7 +83,11 @@ impl Still {
 const OWN_MODEL: &str = "still";
 
 fn report(sequence: u64, snapshot: bool) -> Message {
-    let model = |id: &str| Model { id: id.into(), card: json!({"id": id, "object": "model"}).to_string().into_bytes().into() };
+    let model = |id: &str| Model {
+        id: id.into(),
+        card: json!({"id": id, "object": "model"}).to_string().into_bytes().into(),
+        alias_of: String::new(),
+    };
     let state = ReplicaState { phase: Phase::Ready.into(), models: vec![model(MODEL), model(OWN_MODEL)], ..ReplicaState::default() };
     let replica = ReplicaReport { index: 0, epoch: 1, state: Some(state), ..ReplicaReport::default() };
     Message::Report(Report { sequence, snapshot, replicas: if snapshot { vec![replica] } else { Vec::new() }, job: None })

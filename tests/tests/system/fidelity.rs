@@ -183,6 +183,33 @@ async fn models_are_listed_together_and_each_request_finds_its_engine() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_model_named_by_a_path_is_served_by_its_last_part_too() {
+    let fleet = Fleet::start(Setup::two_agents().agent(|agent| agent.model = "/models/tiny".into())).await;
+    let edge = fleet.edge();
+    let list = edge.get("/v1/models").await.json();
+    assert_eq!(
+        (&list["data"][0]["id"], &list["data"][1]["id"], list["data"].as_array().unwrap().len()),
+        (&json!("/models/tiny"), &json!("tiny"), 2)
+    );
+    let answer = edge.post(CHAT, &edited(chat(2), json!({"model": "tiny"}))).await;
+    assert_eq!((answer.status, &answer.json()["model"]), (StatusCode::OK, &json!("/models/tiny")), "the name that vLLM gives");
+    assert_eq!(fleet.replica("n1/0").await.models, ["/models/tiny", "tiny"]);
+    let unknown = edge.post(CHAT, &edited(chat(2), json!({"model": "none"}))).await;
+    assert!(unknown.message().ends_with("/models/tiny, tiny."), "{}", unknown.text());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_alias_of_two_models_is_neither_ones() {
+    let names = "--served-model-name tiny";
+    let fleet = Fleet::start(Setup::two_agents().agent(|agent| agent.model = "/models/tiny".into()).engine_of(1, names)).await;
+    assert_eq!(fleet.replica("n0/0").await.models, ["/models/tiny"]);
+    for _ in 0..4 {
+        let answer = fleet.edge().post(CHAT, &edited(chat(2), json!({"model": "tiny"}))).await;
+        assert_eq!(answer.json()["model"], "tiny", "the user's own name is the only one");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_audio_form_goes_to_the_engine_of_its_model() {
     let setup = Setup::two_agents().engine_of(0, "--served-model-name small").engine_of(1, "--served-model-name large");
     let fleet = Fleet::start(setup).await;

@@ -124,6 +124,20 @@ fn an_unknown_release_gets_only_universal_flags() {
 }
 
 #[test]
+fn a_model_named_by_a_path_is_served_by_its_last_part_too() {
+    let named = |model: &str, given: &str| {
+        let setup = EnginePlanSetup { model: model.to_owned(), ..setup(32, Profile::Conservative, given) };
+        let place = ReplicaContext { gpu: None, tp: 1, shortened_context: None, front_end: PYTHON, has_workers: false };
+        let names = choose_flags(&setup, &place).into_iter().find(|choice| choice.flag == NAMES_FLAG);
+        names.map(|choice| choice.to_arguments().collect::<Vec<_>>().join(" ")).unwrap_or_default()
+    };
+    assert_eq!(named("/models/tiny", ""), "--served-model-name /models/tiny tiny");
+    assert_eq!(named("./tiny", ""), "--served-model-name ./tiny tiny");
+    assert_eq!(named("org/tiny", ""), "");
+    assert_eq!(named("/models/tiny", "--served_model_name mine"), "", "the user's own names are the only ones");
+}
+
+#[test]
 fn the_users_own_flags_come_first() {
     let mine = "--max-num-seqs 7 --no-enable-prefix-caching --max_num_batched_tokens=99 --max-num-queued-reqs 5 --shutdown-timeout 9 --stream-interval 4";
     let setup = setup(32, Profile::Throughput, mine);

@@ -128,7 +128,9 @@ pub(super) fn bound_state(state: &mut wire::ReplicaState) {
 fn bound_models(models: &mut Vec<wire::Model>) {
     let mut room = MAX_BYTES_OF_MODELS;
     models.retain(|model| {
-        let left = room.checked_sub(model.id.len() + model.card.len()).filter(|_| model.id.len() <= MAX_MODEL_BYTES);
+        let left = room
+            .checked_sub(model.id.len() + model.card.len() + model.alias_of.len())
+            .filter(|_| model.id.len().max(model.alias_of.len()) <= MAX_MODEL_BYTES);
         room = left.unwrap_or(room);
         left.is_some()
     });

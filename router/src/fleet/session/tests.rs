@@ -100,7 +100,7 @@ fn a_nodes_name_has_a_bounded_length() {
 #[test]
 fn an_agents_texts_and_lists_are_cut_where_they_enter() {
     let long = || "\u{e4}".repeat(50_000);
-    let model = |id: &str, card: usize| wire::Model { id: id.into(), card: vec![b' '; card].into() };
+    let model = |id: &str, card: usize| wire::Model { id: id.into(), card: vec![b' '; card].into(), alias_of: String::new() };
     let finding = || wire::Finding { kind: long(), evidence: long(), advice: long() };
     let mut state = wire::ReplicaState {
         reason: long(),
@@ -147,7 +147,7 @@ fn an_agents_texts_and_lists_are_cut_where_they_enter() {
 fn what_an_honest_agent_says_is_kept_whole() {
     let mut state = wire::ReplicaState {
         reason: "engine exited with code 1: CUDA out of memory; next start in 8 s".into(),
-        models: vec![wire::Model { id: "/models/Qwen3-8B".into(), card: vec![b'x'; 600].into() }],
+        models: vec![wire::Model { id: "/models/Qwen3-8B".into(), card: vec![b'x'; 600].into(), alias_of: String::new() }],
         prompt_files: Some(wire::PromptFiles { hash: vec![7; 32].into(), bytes: 9, error: String::new() }),
         gpus: vec![wire::Gpu { name: "NVIDIA H100 80GB HBM3".into(), ..wire::Gpu::default() }; 8],
         launch: Some(wire::Launch { arguments: vec!["--max-model-len".into(), "32768".into()], ..wire::Launch::default() }),

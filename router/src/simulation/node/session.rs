@@ -261,7 +261,7 @@ fn report(index: usize, engine: &SimulatedEngine, router: u64) -> wire::ReplicaR
     let card = bytes::Bytes::from_static(br#"{"id":"tiny","object":"model"}"#);
     let state = wire::ReplicaState {
         phase: life.phase.into(),
-        models: vec![wire::Model { id: "tiny".into(), card }],
+        models: vec![wire::Model { id: "tiny".into(), card, alias_of: String::new() }],
         launch: Some(wire::Launch { front_end: "python".into(), max_model_len: 4096, ..wire::Launch::default() }),
         // Failed engines start again within a few seconds.
         returns_in_seconds: if life.phase == wire::Phase::Failed { 5 } else { 0 },

@@ -100,7 +100,7 @@ impl Admin {
 
     /// Announces a model as a controller does.
     pub(crate) async fn expect(self, name: &str, expected_in_ms: Option<u64>, reason: &str) -> Result<(), Status> {
-        let model = ExpectedModel { names: vec![name.to_owned()], expected_in_ms, reason: reason.to_owned() };
+        let model = ExpectedModel { names: vec![name.to_owned()], expected_in_ms, reason: reason.to_owned(), alias: String::new() };
         let request = ExpectRequest { models: vec![model] };
         soon("an announcement's answer", async { self.client().await?.expect(request).await.map(|_| ()) }).await
     }
