@@ -75,7 +75,7 @@ RUST_DOES_NOT_END = {
 }
 # Requests of several answers, or of one prompt in a list, which the router splits for the Rust front-end.
 SPLIT = {row.name for row in ALL if row.path in (CHAT, COMPLETIONS) and asks_for_several(row.body)}
-# Both front-ends choose the same tokens, but for calls: the Rust one lets a forced call's arguments be any text.
+# Both front-ends choose the same tokens. A call that `max_tokens` cuts is a text of the Python one and a call of the Rust one.
 TRANSLATED = [
     row
     for row in ALL
