@@ -7,6 +7,7 @@ use std::future::Future;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use hyper::server::conn::http1;
@@ -110,6 +111,7 @@ impl Engine {
             core,
             adapters: Adapters::default(),
             stored: ResponseStore::default(),
+            unseeded: AtomicU64::default(),
             deaths: Mutex::default(),
             created: unix_seconds(),
         };

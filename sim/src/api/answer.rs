@@ -5,7 +5,7 @@ use std::future::poll_fn;
 use std::io::Write;
 
 use super::errors::ApiError;
-use super::options::Options;
+use super::options::{Options, PromptEcho};
 use super::{random_id, unix_seconds};
 use crate::VLLM_VERSION;
 use crate::args::EngineArgs;
@@ -53,7 +53,11 @@ impl Answer {
         options: Options,
         prompts: Vec<Prompt>,
     ) -> Result<(Self, Generation), ApiError> {
-        let kept = if options.return_token_ids { prompts.iter().map(|prompt| prompt.tokens.clone()).collect() } else { Vec::new() };
+        let kept = if options.return_token_ids || options.echo != PromptEcho::None {
+            prompts.iter().map(|prompt| prompt.tokens.clone()).collect()
+        } else {
+            Vec::new()
+        };
         let answer = Self {
             id,
             created: unix_seconds(),
@@ -87,11 +91,18 @@ impl Answer {
         Usage { newly_cached: Some(cacheable.saturating_sub(cached_tokens)), ..self.usage(generated, cached_tokens) }
     }
 
+    /// Tokens of the prompt of a choice, if the request asks for them.
     pub(crate) fn prompt_ids(&self, choice: usize) -> String {
-        match self.prompts.get(choice / self.options.choices) {
+        match self.prompts.get(choice / self.options.choices).filter(|_| self.options.return_token_ids) {
             Some(tokens) => token_list(tokens),
             None => "null".to_owned(),
         }
+    }
+
+    /// The prompt of a choice that stands before its answer.
+    pub(crate) fn echoed(&self, choice: usize) -> Option<&[u32]> {
+        let is_echoed = self.options.echo != PromptEcho::None;
+        self.prompts.get(choice / self.options.choices).filter(|_| is_echoed).map(Vec::as_slice)
     }
 }
 

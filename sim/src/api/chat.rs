@@ -16,7 +16,7 @@ use super::logprobs::push_chat_logprobs;
 use super::options::{Options, TokenLimit};
 use super::prompt::chat_prompt;
 use super::rust_events::RustEvents;
-use super::tool_call::{CallProgress, ToolCall, reason};
+use super::tool_call::{CallProgress, ToolCall, check_tools, reason};
 use crate::engine::{Generation, Prompt};
 use crate::mailbox::{Delta, Finish};
 use crate::reply::{Reply, events, json, rust_events};
@@ -24,7 +24,7 @@ use crate::sse::{DONE, EventStream, WriteEvents};
 use crate::tokens::{Detokenizer, push_escaped};
 
 pub(crate) async fn chat(api: &Api, body: &[u8], request_id: Option<&str>) -> Result<Reply, ApiError> {
-    let fields = Fields::parse(body)?;
+    let fields = Fields::parse(body, &api.args)?;
     let ChatAnswer { answer, tool_call, generation } = start_chat(api, &fields, answer_id("chatcmpl", request_id)).await?;
     if answer.options.stream {
         return Ok(match api.args.sim_rust_front_end {
@@ -48,6 +48,7 @@ pub(super) struct ChatAnswer {
 
 /// Starts the answer to a chat.
 pub(super) async fn start_chat(api: &Api, fields: &Fields<'_>, id: String) -> Result<ChatAnswer, ApiError> {
+    check_tools(fields, &api.args)?;
     let mut options = Options::read(fields, api, TokenLimit::Chat)?;
     let chooses = api.args.sim_call_tools && !ends_with_a_result(fields.messages);
     let tool_call = ToolCall::parse(fields.tools, fields.tool_choice, (&api.args, chooses))?;

@@ -1,5 +1,6 @@
 //! The route `/v1/completions`.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::io::Write;
 
@@ -10,8 +11,8 @@ use super::Api;
 use super::answer::{Answer, Collected, answer_id, collect, token_list};
 use super::errors::{ApiError, json_string};
 use super::fields::Fields;
-use super::logprobs::push_text_logprobs;
-use super::options::{Options, TokenLimit};
+use super::logprobs::{prompt_logprobs, push_text_logprobs};
+use super::options::{Options, PromptEcho, TokenLimit};
 use super::prompt::{is_prompt_list, prompts};
 use super::rust_events::RustEvents;
 use crate::engine::Prompt;
@@ -21,10 +22,11 @@ use crate::sse::{DONE, EventStream, WriteEvents};
 use crate::tokens::{Detokenizer, decode, push_escaped};
 
 pub(crate) async fn completions(api: &Api, body: &[u8], request_id: Option<&str>) -> Result<Reply, ApiError> {
-    let fields = Fields::parse(body)?;
+    let fields = Fields::parse(body, &api.args)?;
     let options = Options::read(&fields, api, TokenLimit::Completions)?;
-    if api.args.sim_rust_front_end && fields.prompt.is_some_and(is_prompt_list) {
-        return Err(ApiError::refused(Some("prompt"), "data did not match any variant of untagged enum Prompt"));
+    if let Some(list) = fields.prompt.filter(|prompt| api.args.sim_rust_front_end && is_prompt_list(prompt)) {
+        let words = "data did not match any variant of untagged enum Prompt";
+        return Err(fields.unreadable_part("prompt", list, list.get().len(), words));
     }
     let prompts = prompts("prompt", fields.prompt)?;
     let prompts = prompts.into_iter().map(|tokens| {
@@ -55,14 +57,18 @@ fn whole(answer: &Answer, choices: &[Collected], cached: usize) -> Vec<u8> {
             json.push(b',');
         }
         let _ = write!(json, r#"{{"index":{index},"text":""#);
-        push_escaped(&choice.tokens, &mut json);
+        let echoed = echoed(answer, index);
+        let shown = shown(answer, echoed, &choice.tokens);
+        push_escaped(&shown, &mut json);
         json.extend_from_slice(br#"","logprobs":"#);
-        push_text_logprobs(&choice.tokens, answer.options.logprobs, 0, &mut json);
+        push_text_logprobs(&shown, answer.options.logprobs, (0, echoed.is_some()), &mut json);
+        let of_prompt = echoed.zip(answer.options.logprobs).map(|(prompt, alternatives)| prompt_logprobs(prompt, alternatives));
         let _ = write!(
             json,
-            r#","finish_reason":"{}","stop_reason":null,"token_ids":{},"prompt_logprobs":null,"prompt_token_ids":{},"routed_experts":null}}"#,
+            r#","finish_reason":"{}","stop_reason":null,"token_ids":{},"prompt_logprobs":{},"prompt_token_ids":{},"routed_experts":null}}"#,
             choice.finish.unwrap_or(Finish::Stop).as_str(),
             token_ids(answer, &choice.tokens),
+            of_prompt.unwrap_or_default(),
             answer.prompt_ids(index),
         );
     }
@@ -71,6 +77,20 @@ fn whole(answer: &Answer, choices: &[Collected], cached: usize) -> Vec<u8> {
     answer.usage(generated, cached).push_whole(&mut json);
     json.extend_from_slice(br#","kv_transfer_params":null,"ec_transfer_params":null,"metrics":null}"#);
     json
+}
+
+/// The prompt before a choice. vLLM leaves it out where tokens are asked for.
+fn echoed(answer: &Answer, choice: usize) -> Option<&[u32]> {
+    answer.echoed(choice).filter(|_| !answer.options.return_token_ids)
+}
+
+/// The tokens that a text shows: those of the prompt, if they are to stand before it, and its own.
+fn shown<'a>(answer: &Answer, echoed: Option<&[u32]>, tokens: &'a [u32]) -> Cow<'a, [u32]> {
+    match (echoed, answer.options.echo) {
+        (None, PromptEcho::None | PromptEcho::Before) => tokens.into(),
+        (echoed, PromptEcho::Alone) => echoed.unwrap_or_default().to_vec().into(),
+        (Some(prompt), _) => [prompt, tokens].concat().into(),
+    }
 }
 
 fn token_ids(answer: &Answer, tokens: &[u32]) -> String {
@@ -107,12 +127,14 @@ impl WriteEvents for CompletionEvents {
     fn write(&mut self, delta: &Delta, cached: usize, events: &mut VecDeque<Bytes>) {
         let options = &self.answer.options;
         let progress = &mut self.choices[delta.choice];
-        let mut event = Vec::with_capacity(self.head.len() + 8 * delta.tokens.len() + 192);
+        let echoed = echoed(&self.answer, delta.choice).filter(|_| progress.tokens == 0);
+        let shown = shown(&self.answer, echoed, &delta.tokens);
+        let mut event = Vec::with_capacity(self.head.len() + 8 * shown.len() + 192);
         event.extend_from_slice(&self.head);
         let _ = write!(event, r#"{{"index":{},"text":""#, delta.choice);
-        progress.text.push_escaped(&delta.tokens, &mut event);
+        progress.text.push_escaped(&shown, &mut event);
         event.extend_from_slice(br#"","logprobs":"#);
-        push_text_logprobs(&delta.tokens, options.logprobs, progress.characters, &mut event);
+        push_text_logprobs(&shown, options.logprobs, (progress.characters, echoed.is_some()), &mut event);
         match delta.finish {
             None => event.extend_from_slice(br#","finish_reason":null"#),
             Some(finish) => {
@@ -125,11 +147,12 @@ impl WriteEvents for CompletionEvents {
             let prompt = if first { self.answer.prompt_ids(delta.choice) } else { "null".to_owned() };
             let _ = write!(event, r#"{prompt},"token_ids":{}}}]"#, token_list(&delta.tokens));
         } else {
-            event.extend_from_slice(br#"null,"token_ids":null}]"#);
+            let prompt = echoed.map_or("null".to_owned(), token_list);
+            let _ = write!(event, r#"{prompt},"token_ids":null}}]"#);
         }
         progress.tokens += delta.tokens.len();
         if options.logprobs.is_some() {
-            progress.characters += decode(&delta.tokens).chars().count();
+            progress.characters += decode(&shown).chars().count();
         }
         if options.continuous_usage {
             event.extend_from_slice(br#","usage":"#);

@@ -24,7 +24,7 @@ const DIMENSIONS: usize = 64;
 const MOST_DIMENSIONS: usize = 8192;
 
 pub(crate) async fn embeddings(api: &Api, body: &[u8], request_id: Option<&str>) -> Result<Reply, ApiError> {
-    let fields = Fields::parse(body)?;
+    let fields = Fields::parse(body, &api.args)?;
     let options = Options::read(&fields, api, TokenLimit::Responses)?;
     let base64 = text("encoding_format", fields.encoding_format)?.as_deref() == Some("base64");
     let dimensions = integer("dimensions", fields.dimensions)?.and_then(|count| usize::try_from(count).ok());

@@ -12,8 +12,17 @@ use crate::reply::{Reply, json};
 pub(crate) struct ApiError {
     pub(crate) status: StatusCode,
     pub(crate) kind: &'static str,
+    /// Word for the wire's `code`, as the Rust front-end has; `None` for the number of the status.
+    pub(crate) code: Option<&'static str>,
     pub(crate) param: Option<String>,
     pub(crate) message: String,
+}
+
+/// Fault of the tool `at` this place.
+#[derive(Debug, PartialEq)]
+pub(crate) enum ToolFault {
+    Kind { at: usize, kind: String },
+    NoFunction { at: usize, fields: usize },
 }
 
 impl ApiError {
@@ -22,6 +31,7 @@ impl ApiError {
         Self {
             status: StatusCode::BAD_REQUEST,
             kind: "BadRequestError",
+            code: None,
             param: Some(field.to_owned()),
             message: format!("{message} (parameter={field}, value={value})"),
         }
@@ -33,6 +43,7 @@ impl ApiError {
         Self {
             status: StatusCode::BAD_REQUEST,
             kind: "BadRequestError",
+            code: None,
             param: field.map(str::to_owned),
             message: format!("{message}{suffix}"),
         }
@@ -54,12 +65,52 @@ impl ApiError {
     }
 
     fn invalid(field: &str, details: &str) -> Self {
+        Self::several_invalid(field, &[details.to_owned()])
+    }
+
+    /// Error for a field with several faults, in pydantic's words.
+    fn several_invalid(field: &str, faults: &[String]) -> Self {
+        let count = if faults.len() == 1 { "1 validation error".to_owned() } else { format!("{} validation errors", faults.len()) };
+        let faults: String = faults.iter().map(|fault| format!("\n  {{{fault}}}")).collect();
         Self {
             status: StatusCode::BAD_REQUEST,
             kind: "Bad Request",
+            code: None,
             param: Some(format!("body.{field}")),
-            message: format!("1 validation error:\n  {{{details}}}"),
+            message: format!("{count}:{faults}"),
         }
+    }
+
+    /// Error of the Python front-end for tools of a chat that are none; a fault for each.
+    pub(crate) fn no_functions(faults: &[ToolFault]) -> Self {
+        let details = |fault: &ToolFault| match fault {
+            ToolFault::Kind { at, kind } => format!(
+                "'type': 'literal_error', 'loc': 'body.tools.{at}.type', 'msg': \"Input should be 'function'\", 'input': {}, 'ctx': {{'expected': \"'function'\"}}",
+                python_text(kind)
+            ),
+            ToolFault::NoFunction { at, fields } => format!(
+                "'type': 'missing', 'loc': 'body.tools.{at}.function', 'msg': 'Field required', 'input': '<dict of {fields} items>'"
+            ),
+        };
+        let first = match faults.first() {
+            Some(ToolFault::NoFunction { at, .. }) => format!("tools.{at}.function"),
+            Some(ToolFault::Kind { at, .. }) => format!("tools.{at}.type"),
+            None => "tools".to_owned(),
+        };
+        Self::several_invalid(&first, &faults.iter().map(details).collect::<Vec<_>>())
+    }
+
+    /// Error of the Rust front-end.
+    pub(crate) fn of_rust(param: Option<&str>, message: &str) -> Self {
+        let kind = "invalid_request_error";
+        Self { status: StatusCode::BAD_REQUEST, kind, code: Some(kind), param: param.map(str::to_owned), message: message.to_owned() }
+    }
+
+    /// Error of the Rust front-end for a body that it cannot read; `words` end with the position.
+    pub(crate) fn unreadable_for_rust(is_json: bool, words: &str) -> Self {
+        let cause =
+            if is_json { "Failed to deserialize the JSON body into the target type" } else { "Failed to parse the request body as JSON" };
+        Self { code: Some("json_parse_error"), ..Self::of_rust(None, &format!("{cause}: {words}")) }
     }
 
     /// Error for a body that is not a JSON object.
@@ -82,6 +133,7 @@ impl ApiError {
         Self {
             status: StatusCode::BAD_REQUEST,
             kind: "Bad Request",
+            code: None,
             param: Some(format!("body.{position}")),
             message: format!(
                 "1 validation error:\n  {{'type': 'json_invalid', 'loc': 'body.{position}', 'msg': 'JSON decode error', 'input': '<dict of 0 items>', 'ctx': {{'error': {}}}}}",
@@ -94,6 +146,7 @@ impl ApiError {
         Self {
             status: StatusCode::NOT_FOUND,
             kind: "NotFoundError",
+            code: None,
             param: Some("model".to_owned()),
             message: format!("The model `{model}` does not exist. Valid aliases: {}.", served.join(", ")),
         }
@@ -114,13 +167,20 @@ impl ApiError {
     }
 
     pub(crate) fn internal(message: &str) -> Self {
-        Self { status: StatusCode::INTERNAL_SERVER_ERROR, kind: "InternalServerError", param: None, message: message.to_owned() }
+        Self {
+            status: StatusCode::INTERNAL_SERVER_ERROR,
+            kind: "InternalServerError",
+            code: None,
+            param: None,
+            message: message.to_owned(),
+        }
     }
 
     pub(crate) fn reply(&self) -> Reply {
         let param = self.param.as_ref().map_or("null".to_owned(), |param| json_string(param));
         let message = json_string(&self.message);
-        let (kind, code) = (self.kind, self.status.as_u16());
+        let kind = self.kind;
+        let code = self.code.map_or_else(|| self.status.as_u16().to_string(), json_string);
         json(self.status, format!(r#"{{"error":{{"message":{message},"type":"{kind}","param":{param},"code":{code}}}}}"#))
     }
 }
@@ -131,6 +191,7 @@ impl From<Refusal> for ApiError {
             Refusal::Busy => Self {
                 status: StatusCode::SERVICE_UNAVAILABLE,
                 kind: "Service Unavailable",
+                code: None,
                 param: None,
                 message: "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
                     .to_owned(),
@@ -143,7 +204,7 @@ impl From<Refusal> for ApiError {
 
 /// Error for a response that is not kept here, or cannot be cancelled.
 pub(crate) fn no_response(status: StatusCode, message: String) -> ApiError {
-    ApiError { status, kind: "invalid_request_error", param: Some("response_id".to_owned()), message }
+    ApiError { status, kind: "invalid_request_error", code: None, param: Some("response_id".to_owned()), message }
 }
 
 /// Checks that the content type of a body is JSON.
@@ -153,12 +214,12 @@ pub(crate) fn check_type(content_type: &str) -> Result<(), ApiError> {
         return Ok(());
     }
     let message = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed".to_owned();
-    Err(ApiError { status: StatusCode::BAD_REQUEST, kind: "Bad Request", param: None, message })
+    Err(ApiError { status: StatusCode::BAD_REQUEST, kind: "Bad Request", code: None, param: None, message })
 }
 
 /// Error 404 for a named thing that does not exist.
 pub(crate) fn not_found_error(message: String) -> ApiError {
-    ApiError { status: StatusCode::NOT_FOUND, kind: "NotFoundError", param: None, message }
+    ApiError { status: StatusCode::NOT_FOUND, kind: "NotFoundError", code: None, param: None, message }
 }
 
 pub(crate) fn not_found() -> Reply {

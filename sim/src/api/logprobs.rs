@@ -37,23 +37,25 @@ fn push_chat_entry((token, probability): (u32, f64), json: &mut Vec<u8>) {
 
 /// Appends the `logprobs` of a text choice, or `null`.
 ///
-/// `offset` is the length of the choice's earlier text, in characters.
-pub(crate) fn push_text_logprobs(tokens: &[u32], alternatives: Option<usize>, offset: usize, json: &mut Vec<u8>) {
+/// `offset` is the length of the choice's earlier text, in characters. The first token of a prompt
+/// has no probability.
+pub(crate) fn push_text_logprobs(tokens: &[u32], alternatives: Option<usize>, (offset, is_prompt): (usize, bool), json: &mut Vec<u8>) {
     let Some(alternatives) = alternatives else {
         json.extend_from_slice(b"null");
         return;
     };
     let (mut offset, mut offsets) = (offset, Vec::new());
     let (mut probabilities, mut texts, mut tops) = (Vec::new(), Vec::new(), Vec::new());
-    for token in tokens {
+    for (place, token) in tokens.iter().enumerate() {
+        let is_known = place > 0 || !is_prompt;
         let text = decode(&[*token]);
         let ranked = log_probabilities(*token, alternatives);
         offsets.push(offset);
         offset += text.chars().count();
-        probabilities.push(ranked[0].1);
+        probabilities.push(is_known.then_some(ranked[0].1));
         let top = ranked.iter().take(alternatives.max(1));
         let top = top.map(|(token, probability)| (decode(&[*token]), (*probability).into()));
-        tops.push(top.collect::<serde_json::Map<_, _>>());
+        tops.push(is_known.then(|| top.collect::<serde_json::Map<_, _>>()));
         texts.push(text);
     }
     let list = |values: serde_json::Result<String>| values.expect("plain values are always valid JSON");
@@ -65,4 +67,16 @@ pub(crate) fn push_text_logprobs(tokens: &[u32], alternatives: Option<usize>, of
         list(serde_json::to_string(&texts)),
         list(serde_json::to_string(&tops)),
     );
+}
+
+/// The `prompt_logprobs` of a prompt that is shown, by token id.
+pub(crate) fn prompt_logprobs(tokens: &[u32], alternatives: usize) -> serde_json::Value {
+    let known = tokens.iter().skip(1).map(|token| {
+        let ranked = log_probabilities(*token, alternatives).into_iter().enumerate().take(alternatives.max(1));
+        let entry = |(rank, (token, logprob)): (usize, (u32, f64))| {
+            (token.to_string(), serde_json::json!({"logprob": logprob, "rank": rank + 1, "decoded_token": decode(&[token])}))
+        };
+        serde_json::Value::Object(ranked.map(entry).collect())
+    });
+    std::iter::once(serde_json::Value::Null).chain(known).collect()
 }

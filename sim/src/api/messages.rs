@@ -33,7 +33,7 @@ const BILLING: &str = "x-anthropic-billing-header";
 /// Answers a request for a message.
 pub(crate) async fn messages(api: &Api, body: &[u8], request_id: Option<&str>) -> Result<Reply, ApiError> {
     let chat = to_chat(body, &["model", "messages", "max_tokens"])?;
-    let chat = start_chat(api, &Fields::parse(chat.as_bytes())?, answer_id("chatcmpl", request_id)).await;
+    let chat = start_chat(api, &Fields::parse(chat.as_bytes(), &api.args)?, answer_id("chatcmpl", request_id)).await;
     let ChatAnswer { answer, tool_call, generation } = match chat {
         Ok(chat) => chat,
         Err(error) => return Ok(translated(&error)),
@@ -74,7 +74,7 @@ pub(crate) async fn messages(api: &Api, body: &[u8], request_id: Option<&str>) -
 /// Counts the tokens of a message's prompt.
 pub(crate) fn count_tokens(api: &Api, body: &[u8]) -> Result<Reply, ApiError> {
     let chat = to_chat(body, &["model", "messages"])?;
-    let fields = Fields::parse(chat.as_bytes())?;
+    let fields = Fields::parse(chat.as_bytes(), &api.args)?;
     let counted = check_model(&fields, api).and_then(|_| chat_prompt(&fields)).map(|tokens| tokens.len());
     Ok(counted.map_or_else(
         |error| translated(&error),

@@ -38,6 +38,7 @@ pub(crate) use responses::{responses, stored_response};
 pub(crate) use tokenize::{detokenize, tokenize};
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
@@ -53,6 +54,8 @@ pub(crate) struct Api {
     pub(crate) core: EngineHandle,
     pub(crate) adapters: Adapters,
     pub(crate) stored: ResponseStore,
+    /// Number of requests without a seed that the Rust front-end has taken.
+    pub(crate) unseeded: AtomicU64,
     /// Scheduled deaths; they end with the engine.
     pub(crate) deaths: Mutex<JoinSet<()>>,
     /// When the engine became ready, in seconds since 1970.

@@ -6,9 +6,9 @@
 use bytes::Bytes;
 use http::StatusCode;
 use serde::Deserialize;
+use serde_json::{Map, Value};
 
 use super::errors::{ApiError, json_string};
-use super::fields::Fields;
 use super::{Api, errors};
 use crate::adapters::{Adapter, LoadAdapterError};
 use crate::reply::{Reply, json, whole};
@@ -99,12 +99,12 @@ pub(crate) fn unload_adapter(api: &Api, body: &Bytes) -> Result<Reply, ApiError>
 
 fn read<'a, T: Deserialize<'a>>(body: &'a Bytes) -> Result<T, ApiError> {
     // Report the error for a body that is not a JSON object.
-    Fields::parse(body)?;
+    serde_json::from_slice::<Map<String, Value>>(body).map_err(|error| ApiError::bad_json(body, &error))?;
     serde_json::from_slice(body).map_err(|error| ApiError::missing(&error.to_string()))
 }
 
 fn invalid(message: String) -> ApiError {
-    ApiError { status: StatusCode::BAD_REQUEST, kind: "InvalidUserInput", param: None, message }
+    ApiError { status: StatusCode::BAD_REQUEST, kind: "InvalidUserInput", code: None, param: None, message }
 }
 
 /// A sentence without a content type, as vLLM gives.

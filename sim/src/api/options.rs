@@ -1,6 +1,8 @@
 //! Options of a generation request besides its prompt, typed and checked in the order in which vLLM
 //! complains.
 
+use std::sync::atomic::Ordering;
+
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -23,6 +25,7 @@ pub(crate) struct Options {
     pub(crate) continuous_usage: bool,
     pub(crate) choices: usize,
     pub(crate) max_tokens: Option<usize>,
+    pub(crate) echo: PromptEcho,
     pub(crate) seed: u64,
     pub(crate) ignore_eos: bool,
     /// Alternatives to report for each token, when log probabilities are requested.
@@ -32,6 +35,16 @@ pub(crate) struct Options {
     pub(crate) adapter: Option<String>,
     /// Form of the answer, if it is not left to the model.
     pub(crate) structured: Option<StructuredOutput>,
+}
+
+/// What a completion shows of its prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PromptEcho {
+    None,
+    /// The prompt stands before the answer.
+    Before,
+    /// Only the prompt is shown. As in vLLM, one token is computed for it.
+    Alone,
 }
 
 #[derive(Default, Deserialize)]
@@ -56,17 +69,28 @@ impl Options {
     pub(crate) fn read(fields: &Fields<'_>, api: &Api, token_limit: TokenLimit) -> Result<Self, ApiError> {
         let adapter = check_model(fields, api)?;
         check_temperature(fields, &api.args)?;
-        let stream_options: Option<StreamOptions> =
-            typed("stream_options", fields.stream_options, "dict_type", "Input should be a valid dictionary")?;
+        let stream_options: Option<StreamOptions> = match fields.stream_options {
+            Some(options) if api.args.sim_rust_front_end => Some(fields.strictly("stream_options", options)?),
+            options => typed("stream_options", options, "dict_type", "Input should be a valid dictionary")?,
+        };
         let stream_options = stream_options.unwrap_or_default();
         let include_usage = stream_options.include_usage.unwrap_or(false);
+        let (max_tokens, echo) = length(fields, &api.args, token_limit)?;
         Ok(Self {
             stream: boolean("stream", fields.stream)?,
             include_usage,
             continuous_usage: include_usage && stream_options.continuous_usage_stats.unwrap_or(false),
             choices: choices(fields, &api.args)?,
-            max_tokens: max_tokens(fields, &api.args, token_limit)?,
-            seed: seed(fields)?,
+            max_tokens,
+            echo,
+            seed: match seed(fields)? {
+                Some(seed) => seed,
+                // The router asks the Rust front-end for several answers one by one.
+                None if api.args.sim_rust_front_end && number("temperature", fields.temperature)? != Some(0.0) => {
+                    api.unseeded.fetch_add(1, Ordering::Relaxed)
+                }
+                None => 0,
+            },
             ignore_eos: boolean("ignore_eos", fields.ignore_eos)?,
             logprobs: logprobs(fields, token_limit)?,
             return_token_ids: boolean("return_token_ids", fields.return_token_ids)?,
@@ -119,7 +143,8 @@ pub(crate) fn check_model(fields: &Fields<'_>, api: &Api) -> Result<Option<Strin
     Err(ApiError::unknown_model(&model, &served))
 }
 
-fn seed(fields: &Fields<'_>) -> Result<u64, ApiError> {
+/// The request's seed. As in vLLM, -1 is none.
+fn seed(fields: &Fields<'_>) -> Result<Option<u64>, ApiError> {
     let is_long = |raw: &&RawValue| {
         let digits = raw.get().trim_start_matches('-');
         !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()) && raw.get().parse::<i64>().is_err()
@@ -128,7 +153,7 @@ fn seed(fields: &Fields<'_>) -> Result<u64, ApiError> {
         let message = format!("Input should be between {} and {}", i64::MIN, i64::MAX);
         return Err(ApiError::bad_value("seed", raw.get(), &message));
     }
-    Ok(integer("seed", fields.seed)?.map_or(0, i64::cast_unsigned))
+    Ok(integer("seed", fields.seed)?.filter(|seed| *seed != -1).map(i64::cast_unsigned))
 }
 
 fn check_temperature(fields: &Fields<'_>, args: &EngineArgs) -> Result<(), ApiError> {
@@ -147,7 +172,7 @@ fn check_temperature(fields: &Fields<'_>, args: &EngineArgs) -> Result<(), ApiEr
 
 fn choices(fields: &Fields<'_>, args: &EngineArgs) -> Result<usize, ApiError> {
     match at_least_one("n", integer("n", fields.n)?)?.unwrap_or(1) {
-        choices if choices > 1 && args.sim_rust_front_end => Err(ApiError::refused(Some("n"), "Only n=1 is supported.")),
+        choices if choices > 1 && args.sim_rust_front_end => Err(ApiError::of_rust(Some("n"), "Only n=1 is supported.")),
         choices if choices > MOST_CHOICES => {
             let message = format!("n must be at most {MOST_CHOICES}, got {choices}.");
             Err(ApiError::bad_value("n", &choices.to_string(), &message))
@@ -164,6 +189,23 @@ fn at_least_one(field: &str, value: Option<i64>) -> Result<Option<usize>, ApiErr
             let message = format!("{field} must be at least 1, got {value}.");
             Err(ApiError::bad_value(field, &value.to_string(), &message))
         }
+    }
+}
+
+/// Length of the answer, and what is shown of the prompt.
+fn length(fields: &Fields<'_>, args: &EngineArgs, token_limit: TokenLimit) -> Result<(Option<usize>, PromptEcho), ApiError> {
+    let is_completion = matches!(token_limit, TokenLimit::Completions);
+    let echoes = match fields.echo.filter(|_| is_completion) {
+        Some(echo) if args.sim_rust_front_end => fields.strictly("echo", echo)?,
+        echo => boolean("echo", echo)?,
+    };
+    let is_empty = is_completion && integer("max_tokens", fields.max_tokens)? == Some(0);
+    match (echoes, is_empty) {
+        (true, true) => Ok((Some(1), PromptEcho::Alone)),
+        (false, true) if args.sim_rust_front_end => {
+            Err(ApiError::of_rust(Some("max_tokens"), "max_tokens=0 is only supported when echo=true."))
+        }
+        (echoes, _) => Ok((max_tokens(fields, args, token_limit)?, if echoes { PromptEcho::Before } else { PromptEcho::None })),
     }
 }
 

@@ -26,7 +26,7 @@ use crate::sse::{EventStream, WriteEvents};
 use crate::tokens::Detokenizer;
 
 pub(crate) async fn responses(api: &Api, body: &[u8], request_id: Option<&str>) -> Result<Reply, ApiError> {
-    let fields = Fields::parse(body)?;
+    let fields = Fields::parse(body, &api.args)?;
     let mut options = Options { choices: 1, ..Options::read(&fields, api, TokenLimit::Responses)? };
     if let Some(previous) = text("previous_response_id", fields.previous_response_id)?
         && api.stored.get(&previous).is_none()
@@ -130,7 +130,12 @@ impl ChatTools {
     /// Reads the tools that the client runs itself.
     fn read(fields: &Fields<'_>) -> Result<Self, ApiError> {
         let tools: Option<Vec<Value>> = typed("tools", fields.tools, "list_type", "Input should be a valid list")?;
-        let functions = tools.unwrap_or_default().into_iter().filter(|tool| tool["type"] == "function");
+        let tools = tools.unwrap_or_default();
+        if tools.iter().any(|tool| tool["type"] == "custom" && tool["format"]["type"] == "grammar") {
+            let message = "Custom tools with a grammar format are not supported; only free-form text custom tools are accepted.";
+            return Err(ApiError::refused(Some("tools"), message));
+        }
+        let functions = tools.into_iter().filter(|tool| tool["type"] == "function");
         let function = |tool: Value| json!({ "type": "function", "function": tool });
         let functions: Vec<Value> = functions.map(function).collect();
         let choice: Option<Value> = typed("tool_choice", fields.tool_choice, "value_error", "Invalid value for `tool_choice`")?;

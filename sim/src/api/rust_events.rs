@@ -11,11 +11,11 @@ use bytes::Bytes;
 use super::answer::{Answer, token_list};
 use super::errors::json_string;
 use super::logprobs::{push_chat_logprobs, push_text_logprobs};
-use super::options::Options;
+use super::options::{Options, PromptEcho};
 use super::tool_call::{CallProgress, ToolCall, reason};
 use crate::mailbox::Delta;
 use crate::sse::{DONE, WriteEvents};
-use crate::tokens::{Detokenizer, decode};
+use crate::tokens::{Detokenizer, decode, push_escaped};
 
 #[derive(Debug)]
 pub(super) struct RustEvents {
@@ -53,7 +53,12 @@ impl RustEvents {
         let (id, model) = (json_string(id), json_string(model));
         let head = format!(r#"data: {{"id":{id},"object":"{object}","created":{created},"model":{model},"choices":["#).into_bytes();
         let is_chat = object != "text_completion";
-        Self { answer, is_chat, tool_call, head, choices: vec![RustProgress::default(); choices], started: false }
+        let before = |choice| RustProgress {
+            characters: decode(answer.echoed(choice).unwrap_or_default()).chars().count(),
+            ..RustProgress::default()
+        };
+        let choices = (0..choices).map(before).collect();
+        Self { answer, is_chat, tool_call, head, choices, started: false }
     }
 
     /// An event of a choice with these fields; `after` follows the choices.
@@ -74,16 +79,31 @@ impl RustEvents {
 
     /// Event before the first tokens of a choice.
     ///
-    /// A completion has one only if tokens were requested.
+    /// A completion has one only if tokens or the prompt were requested.
     fn opening(&self, choice: usize, cached: usize) -> Option<Bytes> {
         let asks = self.answer.options.return_token_ids;
         let prompt = || format!(r#","prompt_token_ids":{}"#, self.answer.prompt_ids(choice));
         match (self.is_chat, asks) {
             (true, true) => Some(self.event(choice, br#""delta":{"role":"assistant"}"#, &prompt(), cached)),
             (true, false) => Some(self.event(choice, br#""delta":{"role":"assistant"}"#, "", cached)),
-            (false, true) => Some(self.event(choice, format!(r#""text":"","token_ids":[]{}"#, prompt()).as_bytes(), "", cached)),
-            (false, false) => None,
+            (false, _) => self.completion_opening(choice, cached),
         }
+    }
+
+    /// As `opening`, with the prompt if it is to be shown.
+    fn completion_opening(&self, choice: usize, cached: usize) -> Option<Bytes> {
+        let asks = self.answer.options.return_token_ids;
+        let echoed = self.answer.echoed(choice).filter(|_| !self.is_chat);
+        if !asks && echoed.is_none() {
+            return None;
+        }
+        let mut fields = br#""text":""#.to_vec();
+        push_escaped(echoed.unwrap_or_default(), &mut fields);
+        fields.push(b'"');
+        if asks {
+            let _ = write!(fields, r#","token_ids":[],"prompt_token_ids":{}"#, self.answer.prompt_ids(choice));
+        }
+        Some(self.event(choice, &fields, "", cached))
     }
 
     /// Contents of the `delta`s for tokens.
@@ -141,7 +161,7 @@ impl RustEvents {
         fields.push(b'"');
         if options.logprobs.is_some() {
             fields.extend_from_slice(br#","logprobs":"#);
-            push_text_logprobs(&delta.tokens, options.logprobs, progress.characters, &mut fields);
+            push_text_logprobs(&delta.tokens, options.logprobs, (progress.characters, false), &mut fields);
             progress.characters += decode(&delta.tokens).chars().count();
         }
         if options.return_token_ids {
@@ -157,9 +177,10 @@ impl WriteEvents for RustEvents {
             events.extend((0..self.choices.len()).filter_map(|choice| self.opening(choice, cached)));
         }
         self.choices[delta.choice].tokens += delta.tokens.len();
-        match self.is_chat {
-            true => self.write_chat(delta, cached, events),
-            false => self.write_completion(delta, cached, events),
+        match (self.is_chat, self.answer.options.echo) {
+            (true, _) => self.write_chat(delta, cached, events),
+            (false, PromptEcho::Alone) => {}
+            (false, _) => self.write_completion(delta, cached, events),
         }
         if let Some(finish) = delta.finish {
             let reason = reason(self.tool_call.as_ref(), finish);

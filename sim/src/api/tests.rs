@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::fields::Fields;
 use super::prompt::chat_prompt;
+use crate::EngineArgs;
 use crate::tokens::{tokenizer_config_json, tokenizer_json};
 
 fn encoder() -> Encoder {
@@ -58,7 +59,7 @@ fn a_router_encodes_every_chat_as_the_engine_does() {
     proptest!(|(chat in chat())| {
         let body = chat.to_string();
         let request = PromptRequest::parse("/v1/chat/completions", body.as_bytes()).expect("it is a chat");
-        let ours = chat_prompt(&Fields::parse(body.as_bytes()).unwrap()).unwrap();
+        let ours = chat_prompt(&Fields::parse(body.as_bytes(), &EngineArgs::default()).unwrap()).unwrap();
         prop_assert_eq!(encoder.encode(&request).unwrap().tokens, ours);
     });
 }

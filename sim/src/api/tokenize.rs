@@ -15,7 +15,7 @@ use crate::tokens::{decode, encode};
 ///
 /// `add_special_tokens` changes nothing, because the tokenizer never adds any.
 pub(crate) fn tokenize(api: &Api, body: &[u8]) -> Result<Reply, ApiError> {
-    let fields = Fields::parse(body)?;
+    let fields = Fields::parse(body, &api.args)?;
     check_model(&fields, api)?;
     let tokens = if fields.messages.is_some() {
         chat_prompt(&fields)?
@@ -30,7 +30,7 @@ pub(crate) fn tokenize(api: &Api, body: &[u8]) -> Result<Reply, ApiError> {
 
 /// Text of tokens.
 pub(crate) fn detokenize(api: &Api, body: &[u8]) -> Result<Reply, ApiError> {
-    let fields = Fields::parse(body)?;
+    let fields = Fields::parse(body, &api.args)?;
     check_model(&fields, api)?;
     let tokens: Option<Vec<u32>> = typed("tokens", fields.tokens, "list_type", "Input should be a valid list")?;
     let tokens = tokens.ok_or_else(|| ApiError::missing("tokens"))?;

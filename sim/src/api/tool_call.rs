@@ -6,11 +6,12 @@
 
 use http::StatusCode;
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::errors::{ApiError, json_string};
-use super::fields::typed;
+use super::errors::{ApiError, ToolFault, json_string};
+use super::fields::{Fields, typed};
 use super::random_id;
 use crate::args::EngineArgs;
 use crate::mailbox::Finish;
@@ -69,6 +70,32 @@ struct NamedChoice {
     name: String,
 }
 
+/// Refuses tools of a chat that are no functions, in the words of the front-end.
+pub(super) fn check_tools(fields: &Fields<'_>, args: &EngineArgs) -> Result<(), ApiError> {
+    #[derive(Deserialize)]
+    struct Strict {
+        #[serde(rename = "type")]
+        _kind: Option<IgnoredAny>,
+        #[serde(rename = "function")]
+        _function: IgnoredAny,
+    }
+    let tools: Vec<&RawValue> = fields.tools.and_then(|tools| serde_json::from_str(tools.get()).ok()).unwrap_or_default();
+    if args.sim_rust_front_end {
+        return tools.iter().enumerate().try_for_each(|(at, tool)| fields.strictly(&format!("tools[{at}]"), tool).map(|_: Strict| ()));
+    }
+    let mut faults = Vec::new();
+    for (at, tool) in tools.iter().enumerate() {
+        let Ok(Value::Object(tool)) = serde_json::from_str(tool.get()) else { continue };
+        if let Some(kind) = tool.get("type").and_then(Value::as_str).filter(|kind| *kind != "function") {
+            faults.push(ToolFault::Kind { at, kind: kind.to_owned() });
+        }
+        if !tool.contains_key("function") {
+            faults.push(ToolFault::NoFunction { at, fields: tool.len() });
+        }
+    }
+    if faults.is_empty() { Ok(()) } else { Err(ApiError::no_functions(&faults)) }
+}
+
 /// Refuses a choice of tools for which the engine has no parser, as vLLM does.
 fn check_parser(choice: &Choice, args: &EngineArgs) -> Result<(), ApiError> {
     let has_parser = args.tool_call_parser.is_some();
@@ -78,6 +105,7 @@ fn check_parser(choice: &Choice, args: &EngineArgs) -> Result<(), ApiError> {
         _ if args.sim_rust_front_end && !has_parser => Err(ApiError {
             status: StatusCode::INTERNAL_SERVER_ERROR,
             kind: "server_error",
+            code: Some("server_error"),
             param: None,
             message: "failed to submit chat request: tool parsing is disabled by frontend configuration".to_owned(),
         }),

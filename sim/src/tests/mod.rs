@@ -2,6 +2,7 @@
 
 mod lifecycle;
 mod operate;
+mod strictness;
 mod structured;
 mod wire;
 
