@@ -6,6 +6,7 @@
 
 use std::fmt;
 use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -22,6 +23,11 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Time limit for a connection to the engine.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+mod engine_key;
+mod keyed_requests;
+
+pub use engine_key::{EngineKey, EngineKeyError};
 
 /// Where an engine listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -82,6 +88,21 @@ impl AttachTarget {
         }
     }
 
+    /// Whether both surely name the same server. `localhost` is either loopback address.
+    pub(crate) fn is_same_server(&self, other: &Self) -> bool {
+        let (Self::Tcp(one), Self::Tcp(another)) = (self, other) else { return self == other };
+        let (Some((one, port)), Some((another, other_port))) = (one.rsplit_once(':'), another.rsplit_once(':')) else { return false };
+        let is_loopback = |host: &str| parse_address(host).is_some_and(|address| address.is_loopback());
+        let is_localhost = |host: &str| host.trim_end_matches('.').eq_ignore_ascii_case("localhost");
+        let is_same_host = match (parse_address(one), parse_address(another)) {
+            (Some(one), Some(another)) => one == another,
+            _ => {
+                one.eq_ignore_ascii_case(another) || is_localhost(one) && is_loopback(another) || is_localhost(another) && is_loopback(one)
+            }
+        };
+        port == other_port && is_same_host
+    }
+
     async fn connect(&self) -> io::Result<Box<dyn Stream>> {
         let connected = timeout(CONNECT_TIMEOUT, async {
             Ok(match self {
@@ -95,6 +116,16 @@ impl AttachTarget {
         });
         connected.await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
     }
+}
+
+/// The address that a host of a URL is; a connection to no address in particular goes to this host.
+fn parse_address(host: &str) -> Option<IpAddr> {
+    let address: IpAddr = host.trim_start_matches('[').trim_end_matches(']').parse().ok()?;
+    Some(match address.to_canonical() {
+        IpAddr::V4(address) if address.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(address) if address.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        address => address,
+    })
 }
 
 impl fmt::Display for AttachTarget {
@@ -119,11 +150,11 @@ pub enum BridgeError {
 }
 
 /// Serves `socket` with the engine at `target`, until `stop` and the end of the connections that
-/// there are then.
+/// there are then. Each request carries `key`, if there is one.
 ///
 /// # Errors
 /// If the socket cannot be listened at, or the engine can no longer be reached.
-pub async fn run(target: AttachTarget, socket: &Path, stop: CancellationToken) -> Result<(), BridgeError> {
+pub async fn run(target: AttachTarget, key: Option<EngineKey>, socket: &Path, stop: CancellationToken) -> Result<(), BridgeError> {
     let is_there = stop.run_until_cancelled(await_engine(&target)).await;
     if is_there.is_none() {
         return Ok(());
@@ -143,11 +174,14 @@ pub async fn run(target: AttachTarget, socket: &Path, stop: CancellationToken) -
             sleep(RETRY_INTERVAL).await;
             continue;
         };
-        let (target, lost) = (target.clone(), lost.clone());
+        let (target, key, lost) = (target.clone(), key.clone(), lost.clone());
         connections.spawn(async move {
             match target.connect().await {
                 // Either end's fault ends the connection, and the other end sees so.
-                Ok(mut engine) => drop(copy_bidirectional(&mut client, &mut engine).await),
+                Ok(mut engine) => match key {
+                    None => drop(copy_bidirectional(&mut client, &mut engine).await),
+                    Some(key) => drop(keyed_requests::exchange(client, engine, &key).await),
+                },
                 Err(source) if is_gone(&source) => drop(lost.try_send(source)),
                 // A full queue or a lack of descriptors ends this connection alone. The agent's
                 // health checks decide about an engine that answers no more.
@@ -189,6 +223,34 @@ mod tests {
         assert!(is_gone(&io::ErrorKind::ConnectionRefused.into()) && is_gone(&io::ErrorKind::NotFound.into()));
         for kind in [io::ErrorKind::WouldBlock, io::ErrorKind::TimedOut, io::ErrorKind::Other] {
             assert!(!is_gone(&kind.into()), "{kind}");
+        }
+    }
+
+    #[test]
+    fn localhost_and_its_addresses_are_one_server() {
+        let is_same = |one: &str, another: &str| {
+            let [one, another] = [one, another].map(|target| AttachTarget::parse(target).unwrap());
+            assert_eq!(one.is_same_server(&another), another.is_same_server(&one));
+            one.is_same_server(&another)
+        };
+        for (one, another) in [
+            ("http://127.0.0.1:8000", "http://localhost:8000"),
+            ("http://LOCALHOST.:8000", "http://[::1]:8000/"),
+            ("http://0.0.0.0:8000", "http://localhost:8000"),
+            ("http://[::ffff:127.0.0.1]:8000", "http://127.0.0.1:8000"),
+            ("http://Host", "http://host:80"),
+            ("unix:///run/v.sock", "unix:/run/v.sock"),
+        ] {
+            assert!(is_same(one, another), "{one} {another}");
+        }
+        for (one, another) in [
+            ("http://127.0.0.1:8000", "http://localhost:8001"),
+            ("http://127.0.0.1:8000", "http://[::1]:8000"),
+            ("http://127.0.0.1:8000", "http://127.0.0.2:8000"),
+            ("http://host:8000", "http://localhost:8000"),
+            ("http://localhost:8000", "unix:/run/v.sock"),
+        ] {
+            assert!(!is_same(one, another), "{one} {another}");
         }
     }
 

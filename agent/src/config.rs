@@ -114,6 +114,10 @@ pub struct AgentConfig {
     /// place of starting some: vLLM, or whatever speaks OpenAI's API. Their processes, GPUs and
     /// flags are never touched.
     pub attach: Vec<String>,
+    /// File with the API key that the engines of `attach` want (vLLM's `--api-key`). Each request
+    /// to them carries it, so all of them must have the same one. Only its owner may be able to
+    /// read the file.
+    pub attach_key_file: PathBuf,
     /// File that says which router to serve, in place of `router`: the `endpoint.json` of a fleet
     /// of batch jobs. It is read again while no router has this agent, and every 15 s. Nobody but
     /// its owner may be able to change it.
@@ -240,6 +244,7 @@ impl Default for AgentConfig {
         Self {
             router: vec!["127.0.0.1:8001".into()],
             attach: Vec::new(),
+            attach_key_file: PathBuf::new(),
             router_file: PathBuf::new(),
             join_token_file: PathBuf::new(),
             identity_dir: PathBuf::new(),

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use hostler_boot::program::ProgramLookup;
 
-use crate::bridge::{AttachTarget, AttachTargetError};
+use crate::bridge::{AttachTarget, AttachTargetError, EngineKey, EngineKeyError};
 use crate::config::{AgentConfig, EngineKind, FrontEnd, Profile};
 pub(crate) use crate::gpu::Gpu;
 use crate::gpu::visible::{self, VisibleDevicesError};
@@ -74,8 +74,12 @@ pub enum HostError {
     Attach(#[from] AttachTargetError),
     #[error("--attach serves engines that run already: leave out {what}, which is for engines that the agent starts")]
     AttachOnly { what: &'static str },
-    #[error("--attach names {0} twice: an engine is one replica")]
-    AttachTwice(AttachTarget),
+    #[error("--attach names one engine twice, as {0} and {1}: an engine is one replica")]
+    AttachTwice(AttachTarget, AttachTarget),
+    #[error("--attach-key-file is for engines that run already: name them with --attach, or leave it out")]
+    KeyWithoutAttach,
+    #[error(transparent)]
+    EngineKey(#[from] EngineKeyError),
     #[error("the engine argument `{argument}` cannot be used: {because}")]
     ReservedArgument { argument: String, because: &'static str },
 }
@@ -135,8 +139,14 @@ pub(crate) fn choose_program(
 
 /// The engines of `--attach`, if there are some.
 pub(crate) fn attached_engines(config: &AgentConfig, this_program: &Path) -> Result<Option<EngineProgram>, HostError> {
-    if config.attach.is_empty() {
-        return Ok(None);
+    let key_file = &config.attach_key_file;
+    let has_key = !key_file.as_os_str().is_empty();
+    match (config.attach.is_empty(), has_key) {
+        (true, true) => return Err(HostError::KeyWithoutAttach),
+        (true, false) => return Ok(None),
+        // The engines' own bridges read it again.
+        (false, true) => drop(EngineKey::read(key_file)?),
+        (false, false) => {}
     }
     let superfluous = [
         ("arguments after `--`", !config.engine_args.is_empty()),
@@ -150,8 +160,9 @@ pub(crate) fn attached_engines(config: &AgentConfig, this_program: &Path) -> Res
         return Err(HostError::AttachOnly { what });
     }
     let targets = config.attach.iter().map(|target| AttachTarget::parse(target)).collect::<Result<Vec<_>, _>>()?;
-    if let Some(target) = (1..targets.len()).find_map(|index| targets[..index].contains(&targets[index]).then(|| &targets[index])) {
-        return Err(HostError::AttachTwice(target.clone()));
+    let earlier = |index: usize| targets[..index].iter().find(|target| target.is_same_server(&targets[index]));
+    if let Some((first, index)) = (1..targets.len()).find_map(|index| Some((earlier(index)?, index))) {
+        return Err(HostError::AttachTwice(first.clone(), targets[index].clone()));
     }
     Ok(Some(EngineProgram::Attached { program: this_program.to_owned(), targets }))
 }

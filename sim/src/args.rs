@@ -28,6 +28,9 @@ pub struct EngineArgs {
     /// Names that requests may use for the model; the first one is used in answers.
     #[arg(long, num_args = 1.., value_name = "NAME")]
     pub served_model_name: Vec<String>,
+    /// Key that requests below `/v1` must carry.
+    #[arg(long, value_name = "KEY")]
+    pub api_key: Option<String>,
     /// KV event publisher, as vLLM's JSON object.
     #[arg(long, value_name = "JSON")]
     pub kv_events_config: Option<String>,

@@ -107,8 +107,17 @@ fn preflight(method: &Method, headers: &HeaderMap, is_allowed: bool) -> Option<R
     Some(reply)
 }
 
+/// Whether a request carries the engine's key, if there is one.
+fn has_key(key: Option<&str>, headers: &HeaderMap) -> bool {
+    let given = || headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "));
+    key.is_none_or(|key| given() == Some(key))
+}
+
 async fn route(api: &Api, request: Request<Incoming>, given_id: Option<&HeaderValue>) -> Result<Reply, BodyError> {
     let path = request.uri().path();
+    if path.starts_with("/v1") && !has_key(api.args.api_key.as_deref(), request.headers()) {
+        return Ok(json(StatusCode::UNAUTHORIZED, r#"{"error":"Unauthorized"}"#));
+    }
     if api.args.sim_rust_front_end && RUST_LACKS.iter().any(|lacked| path.starts_with(lacked.path())) {
         return Ok(rust_not_found());
     }

@@ -31,6 +31,10 @@ const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
 /// The reason why a router is not taken for an engine.
 const ROUTER_ANSWERS: &str = "a router answers there, whose engines would get their own requests back: attach engines";
 
+/// How long no router may have answered before the server counts as an engine: behind one address
+/// there may be both.
+const ROUTER_GONE_AFTER: Duration = Duration::from_secs(60);
+
 /// Shortest time between two reasons why a healthy engine is not ready.
 const COMPLAINT_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -123,6 +127,7 @@ async fn await_ready(
 ) -> Option<Vec<ModelCard>> {
     let mut bound = false;
     let mut complained: Option<(String, Instant)> = None;
+    let mut router_at: Option<Instant> = None;
     loop {
         // vLLM binds its socket after its imports and listens once everything is loaded.
         if !bound && socket.exists() {
@@ -132,16 +137,21 @@ async fn await_ready(
         if events.is_closed() {
             return None;
         }
-        let health = client.get("/health", HEALTH_TIMEOUT).await;
-        let is_router = matches!(&health, Ok(reply) if reply.is_from_router);
-        let obstacle = match health {
+        let found = match client.get("/health", HEALTH_TIMEOUT).await {
             // A router without engines is not healthy, and would never name its models.
-            Ok(_) if is_router => Some(ROUTER_ANSWERS.to_owned()),
-            Ok(reply) if is_healthy(&reply) => match read_all_models(client, socket, desired).await {
-                Ok(models) => return Some(models),
-                Err(reason) => Some(reason),
-            },
+            Ok(reply) if reply.is_from_router => Some(Err(ROUTER_ANSWERS.to_owned())),
+            Ok(reply) if is_healthy(&reply) => Some(read_all_models(client, socket, desired).await),
             Ok(_) | Err(_) => None,
+        };
+        if matches!(&found, Some(Err(reason)) if reason == ROUTER_ANSWERS) {
+            router_at = Some(Instant::now());
+        }
+        let is_router = router_at.is_some_and(|at| at.elapsed() < ROUTER_GONE_AFTER);
+        let obstacle = match found {
+            Some(Ok(models)) if !is_router => return Some(models),
+            Some(Ok(_)) => Some(ROUTER_ANSWERS.to_owned()),
+            Some(Err(reason)) => Some(reason),
+            None => None,
         };
         // An engine that is healthy but names no model will not become ready by waiting, so log the
         // reason once. A server of garbage has another one each time.
@@ -286,7 +296,7 @@ async fn read_models(client: &mut ApiClient) -> Result<Vec<ModelCard>, String> {
     match reply.status {
         StatusCode::OK => {}
         StatusCode::UNAUTHORIZED => {
-            return Err("/v1/models wants a key, which agents do not have: start the engine without --api-key".to_owned());
+            return Err("/v1/models wants a key: name its file with --attach-key-file (agent.attach_key_file)".to_owned());
         }
         other => return Err(format!("/v1/models has status {}", other.as_u16())),
     }

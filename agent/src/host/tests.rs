@@ -41,12 +41,18 @@ fn settings_for_engines_that_the_agent_starts_are_refused_beside_attached_ones()
     let of = |config: &AgentConfig| attached_engines(config, Path::new("hostler")).map_err(|error| error.to_string());
     assert!(of(&attach()).is_ok());
     for (config, words) in [
+        (AgentConfig { attach_key_file: "key".into(), ..AgentConfig::default() }, "name them with --attach"),
+        (AgentConfig { attach_key_file: "/absent/key".into(), ..attach() }, "cannot be read (agent.attach_key_file)"),
+        (
+            AgentConfig { attach: vec!["http://localhost:1".to_owned(), "http://127.0.0.1:1".to_owned()], ..attach() },
+            "twice, as http://localhost:1 and http://127.0.0.1:1",
+        ),
         (AgentConfig { model: "m".to_owned(), ..attach() }, "leave out --model"),
         (AgentConfig { profile: Profile::Latency, ..attach() }, "leave out --profile"),
         (AgentConfig { front_end: FrontEnd::Rust, ..attach() }, "leave out --front-end"),
         (
             AgentConfig { attach: vec!["http://a:1".to_owned(), "unix:b".to_owned(), "http://a:1/".to_owned()], ..attach() },
-            "names http://a:1 twice",
+            "names one engine twice, as http://a:1 and http://a:1",
         ),
     ] {
         let refused = of(&config).expect_err("it has no effect");

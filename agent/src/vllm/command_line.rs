@@ -182,7 +182,13 @@ pub fn command_line(launch: &LaunchContext<'_>) -> Result<CommandLine, HostError
     check_reserved(&EngineArguments(&given))?;
     if let EngineProgram::Attached { program, targets } = launch.engine {
         let target = targets.get(launch.replica.index as usize).map(ToString::to_string).unwrap_or_default();
-        let arguments = vec!["bridge".into(), target.into(), "--uds".into(), socket_path(launch.directory).into()];
+        let mut arguments = vec!["bridge".into(), target.into(), "--uds".into(), socket_path(launch.directory).into()];
+        let key_file = &launch.config.attach_key_file;
+        if !key_file.as_os_str().is_empty() {
+            // The bridge may have another working directory.
+            let key_file = std::path::absolute(key_file).unwrap_or_else(|_| key_file.clone());
+            arguments.extend(["--key-file".into(), key_file.into()]);
+        }
         return Ok(CommandLine {
             program: program.clone(),
             arguments,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use hostler_agent::bridge::AttachTarget;
+use hostler_agent::bridge::{AttachTarget, EngineKey};
 use hostler_agent::keeper::{EngineLaunch, InProcessEngines};
 use hostler_sim::EngineArgs;
 use tokio::time::Instant;
@@ -40,11 +40,12 @@ fn run(launch: EngineLaunch, terminate: CancellationToken) -> BoxFuture<'static,
     .boxed()
 }
 
-/// A bridge, as `hostler bridge TARGET --uds SOCKET`.
+/// A bridge, as `hostler bridge TARGET --uds SOCKET --key-file FILE`.
 async fn attach(launch: EngineLaunch, terminate: CancellationToken) -> bool {
-    let [_, target, _, socket] = &launch.arguments[..] else { return false };
+    let [_, target, _, socket, more @ ..] = &launch.arguments[..] else { return false };
+    let key = more.get(1).map(|file| EngineKey::read(Path::new(file)).expect("the agent has checked it"));
     let target = AttachTarget::parse(&target.to_string_lossy()).expect("the agent has checked it");
-    hostler_agent::bridge::run(target, Path::new(socket), terminate).await.is_ok()
+    hostler_agent::bridge::run(target, key, Path::new(socket), terminate).await.is_ok()
 }
 
 /// Step of a paused clock while all tasks wait.
