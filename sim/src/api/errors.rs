@@ -157,6 +157,7 @@ impl ApiError {
         Self {
             status: StatusCode::FORBIDDEN,
             kind: "PermissionDeniedError",
+            code: None,
             param: None,
             message: "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them.".to_owned(),
         }

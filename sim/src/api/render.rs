@@ -17,7 +17,7 @@ const DEFAULT_MAX_TOKENS: usize = 16;
 
 pub(crate) fn render_chat(api: &Api, body: &[u8], request_id: Option<&str>) -> Result<Reply, ApiError> {
     check_enabled(api)?;
-    let fields = Fields::parse(body)?;
+    let fields = Fields::parse(body, &api.args)?;
     let options = Options::read(&fields, api, TokenLimit::Chat)?;
     let tokens = chat_prompt(&fields)?;
     options.limit(&api.args, tokens.len())?;
@@ -28,7 +28,7 @@ pub(crate) fn render_chat(api: &Api, body: &[u8], request_id: Option<&str>) -> R
 
 pub(crate) fn render_completion(api: &Api, body: &[u8], request_id: Option<&str>) -> Result<Reply, ApiError> {
     check_enabled(api)?;
-    let fields = Fields::parse(body)?;
+    let fields = Fields::parse(body, &api.args)?;
     let options = Options::read(&fields, api, TokenLimit::Completions)?;
     let (id, prompts) = (answer_id("cmpl", request_id), prompts("prompt", fields.prompt)?);
     let mut rendered = b"[".to_vec();
