@@ -94,7 +94,8 @@ pub enum IfAgentDies {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum IfEnginesFail {
-    /// `end` in a batch job, `retry` otherwise.
+    /// `end` in a batch job, and where every start would fail, as with a flag that the engine does
+    /// not have; `retry` otherwise.
     #[default]
     Auto,
     /// It ends, and with it the job.
@@ -227,8 +228,9 @@ pub struct AgentConfig {
     #[schemars(with = "String")]
     pub router_timeout: Option<Duration>,
     /// What the agent does when none of its engines has ever been ready and each has failed to
-    /// start three times: `end`, with exit code 4, `retry`, or `auto`, which is `end` in a batch
-    /// job, so that it holds no GPU in vain, and `retry` otherwise.
+    /// start three times: `end`, with exit code 4, `retry`, or `auto`. That is `end` in a batch job,
+    /// so that it holds no GPU in vain, and everywhere after one start that could never succeed, as
+    /// with a flag that the engine does not have. Else it is `retry`.
     pub if_engines_fail: IfEnginesFail,
     /// How often a busy engine's load is read. A constant for users: only tests have other ones.
     #[serde(skip)]

@@ -1,7 +1,8 @@
 //! Detection of an agent whose engines have all failed to start for good.
 //!
-//! In a batch job nobody is there to repair the cause, and the node is better given back.
-//! `Agent::run` waits for this.
+//! In a batch job nobody is there to repair the cause, and the node is better given back. A flag that
+//! vLLM does not have fails at every start, so nobody waits for another one. `Agent::run` waits for
+//! this.
 
 use crate::config::{AgentConfig, IfEnginesFail};
 use crate::engine::diagnosis::{Diagnosis, FailureKind};
@@ -17,25 +18,28 @@ const MAX_FAILED_STARTS: u32 = 3;
 /// freed.
 const MAX_STARTS_ON_BUSY_GPU: u32 = 7;
 
-/// Whether this agent ends when its engines fail to start.
-pub(crate) fn ends_agent(config: &AgentConfig, is_in_job: bool) -> bool {
+/// Causes that lie in the command alone, so that every start fails.
+const PERMANENT: [FailureKind; 3] = [FailureKind::BadFlag, FailureKind::BadValue, FailureKind::UnsupportedModel];
+
+/// Whether this agent ends when its engines fail to start for such a cause.
+pub(crate) fn ends_agent(config: &AgentConfig, is_in_job: bool, cause: FailureKind) -> bool {
     match config.if_engines_fail {
-        IfEnginesFail::Auto => is_in_job,
+        IfEnginesFail::Auto => is_in_job || PERMANENT.contains(&cause),
         IfEnginesFail::End => true,
         IfEnginesFail::Retry => false,
     }
 }
 
-/// Resolves with the reason once no engine has ever been ready and all have failed to start for
-/// good.
-pub(crate) async fn wait_failed(state: &NodeState) -> Diagnosis {
+/// Resolves with the reason once no engine has ever been ready, all have failed to start for good,
+/// and this ends the agent.
+pub(crate) async fn wait_failed(state: &NodeState, config: &AgentConfig, is_in_job: bool) -> Diagnosis {
     let mut changes = state.changed();
     loop {
         let statuses: Vec<EngineStatus> = state.replicas().iter().map(|replica| replica.engine.status().borrow().clone()).collect();
         match judge(&statuses) {
-            StartVerdict::Failed(diagnosis) => return diagnosis,
+            StartVerdict::Failed(diagnosis) if ends_agent(config, is_in_job, diagnosis.kind) => return diagnosis,
             StartVerdict::Serves => break,
-            StartVerdict::Open => {}
+            StartVerdict::Failed(_) | StartVerdict::Open => {}
         }
         if changes.changed().await.is_err() {
             break;
@@ -68,7 +72,11 @@ fn judge(statuses: &[EngineStatus]) -> StartVerdict {
 /// known.
 fn has_failed(status: &EngineStatus) -> bool {
     let Some(failure) = &status.failure else { return false };
-    let limit = if failure.kind == FailureKind::GpuInUse { MAX_STARTS_ON_BUSY_GPU } else { MAX_FAILED_STARTS };
+    let limit = match failure.kind {
+        FailureKind::GpuInUse => MAX_STARTS_ON_BUSY_GPU,
+        kind if PERMANENT.contains(&kind) => 1,
+        _ => MAX_FAILED_STARTS,
+    };
     status.failed_starts >= limit
 }
 
@@ -130,9 +138,18 @@ mod tests {
     }
 
     #[test]
-    fn failed_engines_end_agents_only_in_jobs_or_by_setting() {
-        let ends = |setting, is_in_job| ends_agent(&AgentConfig { if_engines_fail: setting, ..AgentConfig::default() }, is_in_job);
-        assert_eq!([false, true].map(|is_in_job| ends(IfEnginesFail::Auto, is_in_job)), [false, true]);
-        assert!(ends(IfEnginesFail::End, false) && !ends(IfEnginesFail::Retry, true));
+    fn failed_engines_end_agents_in_jobs_or_by_setting_or_if_every_start_would_fail() {
+        let ends =
+            |setting, is_in_job, cause| ends_agent(&AgentConfig { if_engines_fail: setting, ..AgentConfig::default() }, is_in_job, cause);
+        let missing = FailureKind::ModelMissing;
+        assert_eq!([false, true].map(|is_in_job| ends(IfEnginesFail::Auto, is_in_job, missing)), [false, true]);
+        assert!(ends(IfEnginesFail::End, false, missing) && !ends(IfEnginesFail::Retry, true, FailureKind::BadFlag));
+        assert!(ends(IfEnginesFail::Auto, false, FailureKind::BadFlag));
+    }
+
+    #[test]
+    fn a_flag_that_the_engine_lacks_is_not_tried_again() {
+        assert!(matches!(judge(&[status(Phase::Failed, 1, FailureKind::BadFlag)]), StartVerdict::Failed(_)));
+        assert_eq!(judge(&[status(Phase::Failed, 1, FailureKind::GpuMemory)]), StartVerdict::Open);
     }
 }

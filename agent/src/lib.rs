@@ -388,7 +388,7 @@ impl Agent {
         let error = tokio::select! {
             () = shutdown.wait_drain() => return Ok(()),
             reason = attachments.wait_given_up(AttachLimits::new(&self.config, is_in_job)) => AgentError::Unattached(reason),
-            failed = engine_failures::wait_failed(state), if engine_failures::ends_agent(&self.config, is_in_job) => {
+            failed = engine_failures::wait_failed(state, &self.config, is_in_job) => {
                 AgentError::EnginesFailed { cause: failed.cause, remedy: failed.remedy }
             }
         };

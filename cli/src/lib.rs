@@ -23,6 +23,7 @@ mod host_names;
 mod init;
 mod keeper;
 mod keys;
+mod local_fleet;
 mod lora;
 mod operate;
 mod output;

@@ -4,14 +4,15 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use hostler_agent::{AgentConfig, IfAgentDies};
-use hostler_boot::{Settings, Shutdown};
+use hostler_boot::{ListenError, Settings, Shutdown};
 use hostler_proto::fleet::v1::Replica;
 use hostler_router::keys::Secret;
-use hostler_router::{Router, RouterConfig};
+use hostler_router::{Router, RouterConfig, StartError};
 
 use crate::AdjustRouter;
 use crate::admin::connect_with;
 use crate::agent::prepare_and_run;
+use crate::local_fleet::{LocalFleet, find_local_fleets};
 use crate::output::say;
 use crate::ps;
 use crate::router::{announce, router_config};
@@ -30,7 +31,10 @@ pub(crate) async fn up(settings: Settings, adjust_router: AdjustRouter) -> anyho
     let mut agent_config: AgentConfig = settings.section("agent")?;
     apply_local_tls(&settings, &mut router_config, &mut agent_config);
     hostler_agent::check_engine(&agent_config)?;
-    let router = Router::bind(router_config).await?;
+    let router = match Router::bind(router_config).await {
+        Ok(router) => router,
+        Err(error) => return Err(explain_conflict(error).await),
+    };
     if agent_config.if_agent_dies == IfAgentDies::Auto {
         // Engines that a person starts in a terminal end with it.
         agent_config.if_agent_dies = IfAgentDies::Kill;
@@ -68,6 +72,19 @@ pub(crate) async fn up(settings: Settings, adjust_router: AdjustRouter) -> anyho
     invitation.abort();
     agent_shutdown.drain();
     agent_task.await?
+}
+
+/// Says what is up here already, if that is why the address is in use.
+async fn explain_conflict(error: StartError) -> anyhow::Error {
+    let is_in_use = matches!(&error, StartError::Listen(ListenError::InUse { .. }) | StartError::Replaceable(_));
+    let up: Vec<String> = if is_in_use { find_local_fleets().await.iter().map(LocalFleet::describe).collect() } else { Vec::new() };
+    if up.is_empty() {
+        return error.into();
+    }
+    anyhow::anyhow!(
+        "up here already: {}; `hostler ps` shows it, `hostler down` ends it, and `--listen 127.0.0.1:0` starts another one beside it ({error})",
+        up.join(", ")
+    )
 }
 
 /// Adapts TLS for one machine. A router that only this process's agent can reach needs no

@@ -6,7 +6,7 @@
 
 mod end_cause;
 mod failure_patterns;
-mod remedies;
+pub(super) mod remedies;
 
 use std::os::unix::process::ExitStatusExt;
 

@@ -1,4 +1,5 @@
-//! `hostler down`: ends models that are up, and watches until none of their jobs is left.
+//! `hostler down`: ends models that are up, and watches until none of their jobs is left. Where no
+//! fleet of jobs is up, it ends those of this machine.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -15,7 +16,9 @@ use super::controller_process::{HeartbeatWatch, ensure_process, find_controller}
 use super::controller_start::{FoundController, ensure_controller};
 use super::entries::find_entry;
 use super::progress::describe_ending;
+use crate::local_fleet;
 use crate::output::say;
+use crate::settings::cluster_config;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -29,11 +32,17 @@ const CONTROLLER_PATIENCE: Duration = Duration::from_secs(40);
 
 #[derive(Debug, Args)]
 pub(crate) struct DownArgs {
-    /// Their names, as `hostler up` said them; without one, all that are up.
+    /// Their names, as `hostler up` said them; without one, all that are up. Where no fleet of jobs
+    /// is up, those that `hostler up` serves from this machine.
     pub(crate) names: Vec<String>,
 }
 
 pub(crate) async fn down(args: &DownArgs, file: Option<&Path>) -> anyhow::Result<()> {
+    let jobs = FleetFolder::find(&cluster_config(file)?)?;
+    let has_jobs = jobs.map_or(Ok(false), |folder| anyhow::Ok(!folder.entries()?.is_empty() || !folder.remembered()?.is_empty()))?;
+    if !has_jobs {
+        return local_fleet::down(&args.names).await;
+    }
     let fleet = Fleet::open(file)?;
     fleet.check_scheduler().await?;
     let began = SystemTime::now();

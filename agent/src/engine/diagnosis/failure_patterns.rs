@@ -257,8 +257,13 @@ fn strip_library_prefix(message: &str) -> &str {
     message.split(" [type=").next().unwrap_or(message)
 }
 
-/// Diagnoses errors of `argparse` about the command line, and of vLLM about the longest context.
+/// Diagnoses errors of `argparse` about the command line, those of `clap` in the Rust front-end and
+/// the simulated engine, and of vLLM about the longest context.
 fn diagnose_arguments(message: &str) -> Option<Diagnosis> {
+    if message.starts_with("error: unexpected argument '") {
+        let cause = format!("the engine refuses its command line: {}", message.trim_start_matches("error: "));
+        return Some(Diagnosis::new(FailureKind::BadFlag, cause, remedies::BAD_FLAG));
+    }
     if message.starts_with("vllm")
         && let Some((_, error)) = message.split_once(": error: ")
     {

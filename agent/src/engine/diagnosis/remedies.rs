@@ -1,5 +1,8 @@
 //! Remedies for each failure, in sentences that name a flag, a variable or a command.
 
+/// Stands for the replica's name in the remedies below.
+pub(in crate::engine) const REPLICA: &str = "REPLICA";
+
 pub(super) const UNKNOWN: &str = "read the engine's last lines with `hostler logs REPLICA`; it is started again by itself";
 pub(super) const NO_RUN_DIR: &str = "`df -h` and `ls -ld` show why; name another place on a local disk with --run-dir";
 pub(super) const RUN_DIR_REMOVED: &str =

@@ -302,3 +302,12 @@ fn failure_kinds_have_distinct_names() {
     words.dedup();
     assert_eq!(words, ["bad-flag", "bad-value", "corrupt-weights", "disk-full", "kv-too-small"]);
 }
+
+#[test]
+fn a_flag_that_clap_does_not_know_is_a_bad_flag() {
+    let lines = ["error: unexpected argument '--no-such-flag' found", "", "Usage: hostler sim engine"].map(str::to_owned);
+    let ended = LifeEnd { cause: EndCause::Exited(ExitStatus::from_raw(2 << 8)), was_ready: false, oom_killed: None };
+    let diagnosis = diagnose(&ended, &lines);
+    assert_eq!(diagnosis.kind, FailureKind::BadFlag);
+    assert!(diagnosis.cause.contains("unexpected argument '--no-such-flag' found"), "{}", diagnosis.cause);
+}

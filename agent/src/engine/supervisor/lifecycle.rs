@@ -13,7 +13,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::Supervisor;
 use super::phases::{FailureState, PendingWork};
 use crate::cache;
-use crate::engine::diagnosis::{Diagnosis, EndCause, FailureKind, LifeEnd, diagnose};
+use crate::engine::diagnosis::{Diagnosis, EndCause, FailureKind, LifeEnd, diagnose, remedies};
 use crate::engine::engine_life::{EngineLife, KeeperReader, StartupLog};
 use crate::engine::health;
 use crate::engine::model_card::ModelCard;
@@ -333,7 +333,9 @@ impl Supervisor {
             was_ready: life.is_some_and(|life| life.ready_in.is_some()),
             oom_killed: life.and_then(|life| life.oom_watch.has_killed()),
         };
-        diagnose(&ended, &self.deps.log.last_lines_of_life(usize::MAX))
+        let diagnosis = diagnose(&ended, &self.deps.log.last_lines_of_life(usize::MAX));
+        let name = format!("{}/{}", self.deps.spec.node, self.deps.spec.index);
+        Diagnosis { remedy: diagnosis.remedy.replace(remedies::REPLICA, &name), ..diagnosis }
     }
 
     /// Starts to follow the cache of an engine that answers.
