@@ -3,12 +3,12 @@
 
 use clap::Args;
 use hostler_proto::agent::v1::Finding;
-use hostler_proto::fleet::v1::{Node, Replica};
+use hostler_proto::fleet::v1::{ListRequest, Node, Replica};
 use serde::Serialize;
 
-use crate::admin::{AdminArgs, connect};
+use crate::admin::{AdminArgs, connect, status_error};
 use crate::output::say;
-use crate::ps::{self, NO_AGENT};
+use crate::ps::{NO_AGENT, finding_lines};
 
 #[derive(Debug, Args)]
 pub(crate) struct AdviseArgs {
@@ -30,12 +30,17 @@ struct Advice<'a> {
 }
 
 pub(crate) async fn advise(args: &AdviseArgs) -> anyhow::Result<()> {
-    let nodes = ps::list(&mut connect(&args.admin).await?).await?;
+    let listed = connect(&args.admin).await?.list(ListRequest {}).await.map_err(status_error)?.into_inner();
+    let nodes = listed.nodes;
     let replicas = select_replicas(&nodes, args.target.as_deref())?;
     if args.json {
         let findings: Vec<Advice<'_>> = advice(&replicas).collect();
-        say(&serde_json::to_string_pretty(&serde_json::json!({ "findings": findings }))?);
-    } else if nodes.is_empty() {
+        let json = serde_json::json!({ "fleet_findings": listed.findings, "findings": findings });
+        say(&serde_json::to_string_pretty(&json)?);
+        return Ok(());
+    }
+    finding_lines(&listed.findings).iter().for_each(|line| say(line));
+    if nodes.is_empty() {
         say(NO_AGENT);
     } else {
         lines(&replicas).iter().for_each(|line| say(line));

@@ -5,7 +5,7 @@ mod gpu_total;
 
 use clap::Args;
 use hostler_proto::agent::v1::{Failure, Gpu, Job};
-use hostler_proto::fleet::v1::{GoneJob, ListRequest, ListResponse, Node, Replica};
+use hostler_proto::fleet::v1::{FleetFinding, GoneJob, ListRequest, ListResponse, Node, Replica};
 use serde_json::{Value, json};
 
 use self::fleet_jobs::job_lines;
@@ -35,6 +35,7 @@ pub(crate) async fn ps(args: &PsArgs) -> anyhow::Result<()> {
         fleet["jobs"] = json!(jobs);
         say(&serde_json::to_string_pretty(&fleet)?);
     } else {
+        finding_lines(&listed.findings).iter().for_each(|line| say(line));
         let shortfalls = folder.as_ref().map(describe_shortfalls).transpose()?.unwrap_or_default();
         // The shortfalls of a fleet of jobs say why no agent has come.
         if !listed.nodes.is_empty() || shortfalls.is_empty() {
@@ -54,7 +55,12 @@ pub(crate) async fn list(fleet: &mut AdminClient) -> anyhow::Result<Vec<Node>> {
 /// The fleet for scripts.
 pub(crate) fn fleet_json(mut listed: ListResponse) -> Value {
     listed.mark_suspects();
-    json!({ "nodes": listed.nodes, "gone_jobs": listed.gone_jobs })
+    json!({ "findings": listed.findings, "nodes": listed.nodes, "gone_jobs": listed.gone_jobs })
+}
+
+/// What is wrong about how requests ended lately, and what to do.
+pub(crate) fn finding_lines(findings: &[FleetFinding]) -> Vec<String> {
+    findings.iter().map(|finding| format!("TROUBLE  {}: {}", finding.evidence, finding.advice)).collect()
 }
 
 fn lines(nodes: &[Node]) -> Vec<String> {

@@ -10,7 +10,7 @@ use strum::EnumCount;
 use tokio::time::Instant;
 
 use crate::cache_level::CacheLevel;
-use crate::outcome::{AnswerOutcome, LossCause, RefusalReason, names};
+use crate::outcome::{AnswerOutcome, EndCounts, LossCause, RefusalReason, names};
 use crate::resume_tier::ResumeTier;
 use crate::sse::TokenUsage;
 
@@ -213,6 +213,14 @@ impl RouterMetrics {
     #[cfg(test)]
     pub(crate) fn key_file_reads(&self) -> (u64, u64) {
         (self.key_file_reads[1].get(), self.key_file_reads[0].get())
+    }
+
+    /// How requests have ended since the router began.
+    pub(crate) fn end_counts(&self) -> EndCounts {
+        EndCounts {
+            answers: std::array::from_fn(|number| self.answers[number].get()),
+            refused: std::array::from_fn(|number| self.refused[number].get()),
+        }
     }
 
     pub fn count_refusal(&self, reason: RefusalReason) {

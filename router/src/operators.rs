@@ -4,6 +4,7 @@
 mod announcement;
 mod demand;
 mod first_tokens;
+mod recent_ends;
 mod socket;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -27,6 +28,7 @@ use crate::placement::{PlacementDecision, Placer, RequestQueue};
 use crate::prompt::EncoderStatus;
 use first_tokens::FirstTokenTimes;
 pub(crate) use first_tokens::first_token_quantiles;
+pub(crate) use recent_ends::RecentEnds;
 pub(crate) use socket::OperatorsSocket;
 pub use socket::find_operators_sockets;
 
@@ -39,6 +41,8 @@ pub(crate) struct Operators {
     pub(crate) placer: Arc<Placer>,
     pub(crate) queue: RequestQueue,
     pub(crate) admission: Admission,
+    /// How requests ended lately, as `sample_ends` has seen.
+    pub(crate) recent_ends: Arc<RecentEnds>,
     pub(crate) page_sessions: PageSessions,
     /// The address of the page.
     pub(crate) admin_address: SocketAddr,
@@ -166,16 +170,24 @@ impl Operators {
         });
         let (nodes, gone_jobs) = (nodes.collect(), gone_jobs.collect());
         let demand = demand::list_demand(&view, &self.queue, now);
+        let (first_tokens, queued) = (first_tokens.of_all(), self.queue.waiting_count());
+        let ends = self.recent_ends.recent(&self.placer.metrics.end_counts());
         ListResponse {
             router_version: env!("CARGO_PKG_VERSION").into(),
             nodes,
             gone_jobs,
             demand,
-            first_tokens: first_tokens.of_all(),
+            first_tokens,
             in_flight: count(self.admission.in_flight()),
-            queued: count(self.queue.waiting_count()),
+            queued: count(queued),
             tenants: self.tenants(),
+            findings: recent_ends::findings(&ends, first_tokens, queued),
         }
+    }
+
+    /// Notes how requests have ended until now; called every ten seconds.
+    pub(crate) fn sample_ends(&self) {
+        self.recent_ends.sample(self.placer.metrics.end_counts(), Instant::now());
     }
 
     fn tenants(&self) -> Vec<TenantUse> {

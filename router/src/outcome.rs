@@ -82,6 +82,23 @@ pub enum RefusalReason {
     CrashSuspect,
 }
 
+/// Counts of ends since the router began.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct EndCounts {
+    pub(crate) answers: [u64; AnswerOutcome::COUNT],
+    pub(crate) refused: [u64; RefusalReason::COUNT],
+}
+
+impl EndCounts {
+    /// Ends between those counts and these.
+    pub(crate) fn since(&self, before: &Self) -> Self {
+        Self {
+            answers: std::array::from_fn(|number| self.answers[number].saturating_sub(before.answers[number])),
+            refused: std::array::from_fn(|number| self.refused[number].saturating_sub(before.refused[number])),
+        }
+    }
+}
+
 /// The words of an enumeration, each at its variant's number, for counters by variant.
 pub(crate) fn names<T: VariantNames, const COUNT: usize>() -> [&'static str; COUNT] {
     std::array::from_fn(|number| T::VARIANTS[number])

@@ -103,6 +103,7 @@ impl SharedState {
             placer: placer.clone(),
             queue: queue.clone(),
             admission: self.admission.clone(),
+            recent_ends: Arc::default(),
             page_sessions,
             admin_address,
         }

@@ -464,7 +464,7 @@ async fn a_spare_becomes_the_engine_with_its_command_and_its_cpus() {
     };
     kept.printed("importing").await;
     kept.printed(&format!("Cpus_allowed_list:\t{last}")).await;
-    assert_eq!(kept.processes(), [leader.pid], "it is found by the directory in which it began");
+    assert!(kept.processes().contains(&leader.pid), "it is found by the directory in which it began");
     assert_eq!(crate::process::orphans::keepers_of(&kept.directory).len(), 1);
     // Only the record knows where it began, once nobody who started it lives.
     kept.connection.as_ref().unwrap().0.end_keeper();

@@ -42,6 +42,7 @@ impl Page {
         tasks.spawn(async move {
             loop {
                 tokio::time::sleep(SAMPLE_INTERVAL).await;
+                sampled.calls.sample_ends();
                 sampled.history.sample(&sampled.calls, SystemTime::now());
             }
         });

@@ -4,7 +4,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use hostler_proto::fleet::v1::{FirstTokens, GoneJob, ListResponse, Node, Replica};
+use hostler_proto::fleet::v1::{FirstTokens, FleetFinding, GoneJob, ListResponse, Node, Replica};
 use serde::Serialize;
 
 use super::history::millis_since_1970;
@@ -18,6 +18,7 @@ pub(super) struct Totals {
     in_flight: u32,
     queued: u32,
     first_tokens: Option<FirstTokens>,
+    findings: Vec<FleetFinding>,
 }
 
 /// A node, with its replicas as `hostler ps --json` has them.
@@ -51,7 +52,7 @@ pub(super) struct GonePicture {
 
 impl From<&ListResponse> for Totals {
     fn from(listed: &ListResponse) -> Self {
-        Self { in_flight: listed.in_flight, queued: listed.queued, first_tokens: listed.first_tokens }
+        Self { in_flight: listed.in_flight, queued: listed.queued, first_tokens: listed.first_tokens, findings: listed.findings.clone() }
     }
 }
 

@@ -32,6 +32,7 @@ async fn started(tasks: &BackgroundTasks) -> Arc<Page> {
         fleet,
         placer,
         admission: Admission::new(10),
+        recent_ends: Arc::default(),
         page_sessions: PageSessions::default(),
         admin_address: SocketAddr::from(([127, 0, 0, 1], 1)),
     };

@@ -25,6 +25,7 @@ pub(super) fn header_lines(model: &TopModel, palette: Palette) -> Vec<Line<'stat
             lines.push(Line::from(vec![span(&format!("{label:<9}"), palette.label()), span(&words.join("  "), palette.plain())]));
         }
     };
+    add("Trouble", &fleet.findings.iter().map(|finding| finding.evidence.clone()).collect::<Vec<_>>());
     add("Fleet", &fleet_words(fleet));
     add("GPUs", &gpu_words(fleet));
     add("Engines", &engine_words(model, fleet));

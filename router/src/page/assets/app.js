@@ -74,9 +74,13 @@ function drawFlow() {
 function drawHealth() {
   const all = replicas();
   const ready = all.filter(serves).length;
-  setText(byId("health"), all.length === 0 ? "no replica yet" : `${ready} of ${plural(all.length, "replica")} ready`);
-  setAttribute(byId("health"), "data-phase", all.length === 0 ? "starting" : ready === all.length ? "ready" : ready === 0 ? "failed" : "draining");
-  document.title = all.length === 0 ? "Hostler" : `${ready}/${all.length} ready – Hostler`;
+  const troubles = { "answers-fail": "requests fail", "first-tokens-slow": "first tokens are slow" };
+  const trouble = model.totals.findings.map(({ kind }) => troubles[kind] ?? kind).join(", ");
+  const words = all.length === 0 ? "no replica yet" : `${ready} of ${plural(all.length, "replica")} ready`;
+  setText(byId("health"), trouble ? `${trouble} · ${words}` : words);
+  const phase = all.length === 0 ? "starting" : ready === all.length ? "ready" : ready === 0 ? "failed" : "draining";
+  setAttribute(byId("health"), "data-phase", trouble ? "failed" : phase);
+  document.title = all.length === 0 ? "Hostler" : `${trouble ? "⚠ " : ""}${ready}/${all.length} ready – Hostler`;
 }
 
 function drawConcerns() {

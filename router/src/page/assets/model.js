@@ -9,7 +9,7 @@ const MAX_EVENTS = 200;
 export const model = {
   at: 0,
   version: "",
-  totals: { in_flight: 0, queued: 0, first_tokens: null },
+  totals: { in_flight: 0, queued: 0, first_tokens: null, findings: [] },
   tenants: [],
   models: [],
   nodes: [],
@@ -146,7 +146,7 @@ function note(before, nodesBefore, goneJobs) {
 
 /** What somebody should look at: `{subject, words, remedy, grave}`, the gravest first. */
 export function concerns() {
-  const found = [];
+  const found = model.totals.findings.map(({ evidence, advice }) => ({ subject: "Requests", words: evidence, remedy: advice, grave: true }));
   for (const node of model.nodes) {
     if (!node.attached) found.push({ subject: node.name, words: "its agent is not connected", remedy: "", grave: true });
     const left = node.job?.leaves_at ? (node.job.leaves_at - model.at) / 1000 : Infinity;
