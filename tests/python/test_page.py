@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx2
@@ -293,3 +294,24 @@ def test_axe_finds_nothing(up, browser, axe):
         browser.wait("!document.getElementById('sign-in').hidden")
         look(f"{scheme}, signing in")
     assert not findings, json.dumps(findings, indent=1)
+
+
+def test_a_storm_of_refusals_is_red_although_every_replica_is_ready(browser, folder, tmp_path):
+    bound = ["--max-num-seqs", "1", "--max-num-queued-reqs", "1"]
+    storm = Up(tmp_path, ["--served-model-name", "tiny", *bound], options=["--max-queued", "1"])
+    try:
+        body = {"model": "tiny", "prompt": "a b c", "max_tokens": 100}
+        with ThreadPoolExecutor(24) as pool:
+            asked = [pool.submit(httpx2.post, f"{storm.edge}/completions", json=body, timeout=60) for _ in range(24)]
+            refused = sum(answer.result().status_code != 200 for answer in asked)
+        browser.look(*LIGHT)
+        browser.open(address(storm))
+        browser.wait(has("#health", "requests fail · 2 of 2 replicas ready"))
+        browser.wait(has("#attention-list", f"{refused} found the router full"))
+        for width, height, scheme in (LIGHT, NARROW):
+            browser.look(width, height, scheme)
+            browser.wait(f"innerWidth === {width}")
+            assert browser.evaluate("document.documentElement.scrollWidth") <= width, "nothing is wider than the window"
+            browser.screenshot(folder / f"page-storm-{width}.png")
+    finally:
+        storm.stop()
