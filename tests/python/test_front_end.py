@@ -70,7 +70,7 @@ def test_errors_are_the_sdks_own_classes(messages, responses):
 
 
 def test_a_response_is_the_same_whole_and_streamed(responses):
-    asked = {"model": MODEL, "input": "Hello", "instructions": "Be brief.", "max_output_tokens": 12}
+    asked = {"model": MODEL, "input": "Hello", "instructions": "Be brief.", "max_output_tokens": 12, "temperature": 0}
     whole = responses.create(**asked)
     assert (whole.status, whole.incomplete_details.reason, whole.usage.output_tokens) == ("incomplete", "max_output_tokens", 12)
     with responses.stream(**asked) as stream:
@@ -93,7 +93,8 @@ def test_a_function_is_called_in_a_response(responses):
 
 
 def test_log_probabilities_come_or_the_sdk_learns_otherwise(messages, responses):
-    asked = {"model": MODEL, "input": "Hello", "max_output_tokens": 4, "top_logprobs": 2, "include": ["message.output_text.logprobs"]}
+    asked = {"model": MODEL, "input": "Hello", "max_output_tokens": 4, "temperature": 0}
+    asked |= {"top_logprobs": 2, "include": ["message.output_text.logprobs"]}
     whole = responses.create(**asked).output[0].content[0]
     with responses.stream(**asked) as stream:
         events = list(stream)
