@@ -242,8 +242,12 @@ async fn engines_that_bound_their_queue_refuse_nothing() {
         }
     });
     soon("all answers", futures_util::future::join_all(clients)).await;
-    let served: u64 = [fleet.replica("n0/0").await.served, fleet.replica("n1/0").await.served].iter().sum();
-    assert_eq!(served, 600, "each was sent once");
+    // What an engine has served is reported a moment later.
+    until("each was sent once", async || {
+        let served = [fleet.replica("n0/0").await.served, fleet.replica("n1/0").await.served];
+        if served.iter().sum::<u64>() == 600 { Ok(()) } else { Err(format!("{served:?}")) }
+    })
+    .await;
 }
 
 #[tokio::test(start_paused = true)]
