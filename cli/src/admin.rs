@@ -12,6 +12,7 @@ use clap::Args;
 use hostler_boot::socket::is_trusted_user;
 use hostler_controller::FleetFolder;
 use hostler_proto::fleet::v1::fleet_client::FleetClient;
+use hostler_proto::fleet::v1::{ListRequest, ListResponse};
 use hostler_router::find_operators_sockets;
 use hostler_router::keys::{Secret, read_private};
 use http::Uri;
@@ -365,6 +366,11 @@ async fn check_socket(path: &Path) -> anyhow::Result<()> {
         _ => format!("cannot connect to {shown}"),
     };
     Err(error).context(sentence)
+}
+
+/// The fleet in the router's view.
+pub(crate) async fn list_fleet(fleet: &mut AdminClient) -> anyhow::Result<ListResponse> {
+    Ok(fleet.list(ListRequest {}).await.map_err(status_error)?.into_inner())
 }
 
 pub(crate) fn status_error(status: tonic::Status) -> anyhow::Error {

@@ -3,10 +3,10 @@
 
 use clap::Args;
 use hostler_proto::agent::v1::Finding;
-use hostler_proto::fleet::v1::{ListRequest, Node, Replica};
+use hostler_proto::fleet::v1::{Node, Replica};
 use serde::Serialize;
 
-use crate::admin::{AdminArgs, connect, status_error};
+use crate::admin::{AdminArgs, connect, list_fleet};
 use crate::output::say;
 use crate::ps::{NO_AGENT, finding_lines};
 
@@ -30,7 +30,7 @@ struct Advice<'a> {
 }
 
 pub(crate) async fn advise(args: &AdviseArgs) -> anyhow::Result<()> {
-    let listed = connect(&args.admin).await?.list(ListRequest {}).await.map_err(status_error)?.into_inner();
+    let listed = list_fleet(&mut connect(&args.admin).await?).await?;
     let nodes = listed.nodes;
     let replicas = select_replicas(&nodes, args.target.as_deref())?;
     if args.json {

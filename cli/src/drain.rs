@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use hostler_proto::fleet::v1::{ListRequest, Replica, TargetRequest};
+use hostler_proto::fleet::v1::{Replica, TargetRequest};
 
-use crate::admin::{AdminArgs, AdminClient, connect, status_error};
+use crate::admin::{AdminArgs, AdminClient, connect, list_fleet, status_error};
 use crate::output::say;
 use crate::rolling;
 
@@ -89,7 +89,7 @@ async fn await_progress(fleet: &mut AdminClient, drained: &[String]) -> anyhow::
 }
 
 async fn list(fleet: &mut AdminClient) -> anyhow::Result<Vec<Replica>> {
-    let nodes = fleet.list(ListRequest {}).await.map_err(status_error)?.into_inner().nodes;
+    let nodes = list_fleet(fleet).await?.nodes;
     Ok(nodes.into_iter().flat_map(|node| node.replicas).collect())
 }
 

@@ -12,9 +12,8 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::net::UnixStream;
 
-use crate::admin::connect_to_socket;
+use crate::admin::{connect_to_socket, list_fleet};
 use crate::output::say;
-use crate::ps;
 
 /// Deadline for one `hostler up` to leave. By itself it gives running requests
 /// `agent.drain_timeout`, and then its engines `agent.stop_grace`.
@@ -63,7 +62,7 @@ async fn up_behind(socket: &PathBuf) -> Option<Pid> {
 }
 
 async fn models_of(socket: PathBuf) -> anyhow::Result<Vec<String>> {
-    let nodes = ps::list(&mut connect_to_socket(&socket).await?).await?;
+    let nodes = list_fleet(&mut connect_to_socket(&socket).await?).await?.nodes;
     let replicas = nodes.iter().flat_map(|node| &node.replicas);
     let mut models: Vec<String> = replicas.flat_map(|replica| replica.model_ids().map(str::to_owned).collect::<Vec<_>>()).collect();
     models.sort();

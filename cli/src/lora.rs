@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use clap::{Args, Subcommand};
-use hostler_proto::fleet::v1::{ListRequest, LoraRequest, Node};
+use hostler_proto::fleet::v1::{LoraRequest, Node};
 use serde::Deserialize;
 
-use crate::admin::{AdminArgs, connect, connect_for_long_call, status_error};
+use crate::admin::{AdminArgs, connect, connect_for_long_call, list_fleet, status_error};
 use crate::output::{Side, say, table};
 
 #[derive(Debug, Subcommand)]
@@ -75,7 +75,7 @@ pub(crate) async fn lora(command: &Lora) -> anyhow::Result<()> {
             say(&format!("unloaded {name} on {done}"));
         }
         Lora::List(ListAdaptersArgs { admin }) => {
-            let nodes = connect(admin).await?.list(ListRequest {}).await.map_err(status_error)?.into_inner().nodes;
+            let nodes = list_fleet(&mut connect(admin).await?).await?.nodes;
             list(nodes).iter().for_each(|line| say(line));
         }
     }

@@ -5,12 +5,12 @@ mod gpu_total;
 
 use clap::Args;
 use hostler_proto::agent::v1::{Failure, Gpu, Job};
-use hostler_proto::fleet::v1::{FleetFinding, GoneJob, ListRequest, ListResponse, Node, Replica};
+use hostler_proto::fleet::v1::{FleetFinding, GoneJob, ListResponse, Node, Replica};
 use serde_json::{Value, json};
 
 use self::fleet_jobs::job_lines;
 pub(crate) use self::gpu_total::GpuTotal;
-use crate::admin::{AdminArgs, AdminClient, connect, status_error};
+use crate::admin::{AdminArgs, connect, list_fleet};
 use crate::fleet_state::describe_shortfalls;
 use crate::output::{Side, say, table, time_in_words};
 
@@ -27,7 +27,7 @@ pub(crate) struct PsArgs {
 }
 
 pub(crate) async fn ps(args: &PsArgs) -> anyhow::Result<()> {
-    let listed = connect(&args.admin).await?.list(ListRequest {}).await.map_err(status_error)?.into_inner();
+    let listed = list_fleet(&mut connect(&args.admin).await?).await?;
     let folder = fleet_jobs::find_folder(&args.admin)?;
     let jobs = folder.as_ref().map(fleet_jobs::read).transpose()?.unwrap_or_default();
     if args.json {
@@ -47,18 +47,13 @@ pub(crate) async fn ps(args: &PsArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The fleet in the router's view.
-pub(crate) async fn list(fleet: &mut AdminClient) -> anyhow::Result<Vec<Node>> {
-    Ok(fleet.list(ListRequest {}).await.map_err(status_error)?.into_inner().nodes)
-}
-
 /// The fleet for scripts.
 pub(crate) fn fleet_json(mut listed: ListResponse) -> Value {
     listed.mark_suspects();
     json!({ "findings": listed.findings, "nodes": listed.nodes, "gone_jobs": listed.gone_jobs })
 }
 
-/// What is wrong about how requests ended lately, and what to do.
+/// Lines of what is wrong about how requests ended lately, and what to do.
 pub(crate) fn finding_lines(findings: &[FleetFinding]) -> Vec<String> {
     findings.iter().map(|finding| format!("TROUBLE  {}: {}", finding.evidence, finding.advice)).collect()
 }

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use hostler_proto::agent::v1::Phase;
-use hostler_proto::fleet::v1::{ListRequest, ListResponse, Node, Replica, TargetRequest};
+use hostler_proto::fleet::v1::{ListResponse, Node, Replica, TargetRequest};
 
-use crate::admin::{AdminArgs, AdminClient, connect, status_error};
+use crate::admin::{AdminArgs, AdminClient, connect, list_fleet, status_error};
 use crate::output::say;
 
 /// How often the restarting replica is checked.
@@ -45,10 +45,10 @@ enum RestartOutcome {
 
 pub(crate) async fn restart(rolling: &Rolling<'_>) -> anyhow::Result<()> {
     let mut fleet = connect(rolling.admin).await?;
-    let ids = select_targets(&list(&mut fleet).await?, rolling.target)?;
+    let ids = select_targets(&list_fleet(&mut fleet).await?, rolling.target)?;
     let mut restarted = 0;
     for (index, id) in ids.iter().enumerate() {
-        match decide(&list(&mut fleet).await?, id, rolling.force) {
+        match decide(&list_fleet(&mut fleet).await?, id, rolling.force) {
             RestartDecision::Skip(words) => say(&words),
             RestartDecision::Refuse(words) => bail!("{words}{}", unrestarted_note(&ids[index..])),
             RestartDecision::Restart(epoch) => {
@@ -73,7 +73,7 @@ async fn wait_until_ready(fleet: &mut AdminClient, id: &str, epoch: u64, wait: D
     let mut printed = String::new();
     while Instant::now() < deadline {
         // A router that does not answer now may answer next time.
-        if let Ok(listed) = list(fleet).await {
+        if let Ok(listed) = list_fleet(fleet).await {
             match outcome(listed.find_replica(id), epoch) {
                 RestartOutcome::Ready => return Ok(()),
                 RestartOutcome::Failed(reason) => bail!("{reason}"),
@@ -87,10 +87,6 @@ async fn wait_until_ready(fleet: &mut AdminClient, id: &str, epoch: u64, wait: D
         tokio::time::sleep(POLL_INTERVAL).await;
     }
     bail!("it does not serve again within {} (--wait); last seen: {printed}", humantime::format_duration(wait))
-}
-
-async fn list(fleet: &mut AdminClient) -> anyhow::Result<ListResponse> {
-    Ok(fleet.list(ListRequest {}).await.map_err(status_error)?.into_inner())
 }
 
 /// Replicas that a target names.
@@ -141,7 +137,7 @@ fn find_unserved_model<'a>(fleet: &'a ListResponse, without: &[String]) -> Optio
 
 /// Fails if a model would be left without a ready replica.
 pub(crate) async fn check_models_stay_served(fleet: &mut AdminClient, target: &str) -> anyhow::Result<()> {
-    let fleet = list(fleet).await?;
+    let fleet = list_fleet(fleet).await?;
     // The router has a better error for a missing target.
     let Ok(ids) = select_targets(&fleet, target) else { return Ok(()) };
     match find_unserved_model(&fleet, &ids) {

@@ -10,11 +10,10 @@ use hostler_router::keys::Secret;
 use hostler_router::{Router, RouterConfig, StartError};
 
 use crate::AdjustRouter;
-use crate::admin::connect_with;
+use crate::admin::{connect_with, list_fleet};
 use crate::agent::prepare_and_run;
 use crate::local_fleet::{LocalFleet, find_local_fleets};
 use crate::output::say;
-use crate::ps;
 use crate::router::{announce, router_config};
 use crate::startup_progress::StartupProgress;
 
@@ -106,7 +105,7 @@ async fn announce_when_ready(edge: String, wants_keys: bool, admin: SocketAddr, 
     let mut fleet = connect_with(&admin.to_string(), &key).await?;
     let mut start = StartupProgress::default();
     let replicas = loop {
-        let nodes = ps::list(&mut fleet).await?;
+        let nodes = list_fleet(&mut fleet).await?.nodes;
         let replicas: Vec<Replica> = nodes.into_iter().flat_map(|node| node.replicas).collect();
         start.lines(&replicas, Instant::now()).iter().for_each(|line| say(line));
         if !replicas.is_empty() && replicas.iter().all(|replica| !replica.is_coming()) {

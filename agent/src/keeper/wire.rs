@@ -9,7 +9,7 @@ use std::path::Path;
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use serde::{Deserialize, Serialize};
 
-use crate::process::LeaderProcess;
+use crate::process::{ENGINE_OF, LeaderProcess};
 use crate::vllm::CommandLine;
 
 /// Protocol version.
@@ -55,7 +55,7 @@ impl ProcessSpec {
     /// Gives the process a name of its own in its environment, which is that of no directory.
     pub(crate) fn mark(&mut self, number: u32) {
         self.directory.push(format!(".{number}"));
-        for (_, value) in self.set.iter_mut().filter(|(name, _)| name == "VLLM_RPC_BASE_PATH") {
+        for (_, value) in self.set.iter_mut().filter(|(name, _)| name == ENGINE_OF) {
             value.clone_from(&self.directory);
         }
     }

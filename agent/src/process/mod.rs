@@ -20,6 +20,11 @@ use serde::{Deserialize, Serialize};
 /// A later agent finds the keeper by it.
 pub(crate) const KEEPER_OF: &str = "HOSTLER_KEEPER_OF";
 
+/// Environment variable of every engine, with its directory, where vLLM puts its sockets.
+///
+/// A later agent finds the engine's processes by it.
+pub(crate) const ENGINE_OF: &str = "VLLM_RPC_BASE_PATH";
+
 /// How long to wait for killed processes before they are called stuck.
 ///
 /// A process inside a GPU driver call can take seconds to die.

@@ -9,14 +9,14 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::record::ProcessRecord;
 use super::table::ProcessStat;
-use super::{KEEPER_OF, STUCK_AFTER};
+use super::{ENGINE_OF, KEEPER_OF, STUCK_AFTER};
 
 /// Living processes of an engine whose agent is dead, found by the record in its directory and by
 /// the environment that every engine gets.
 pub(crate) fn orphans(directory: &Path) -> Vec<i32> {
     let mut found: Vec<i32> =
         ProcessRecord::read(directory).map_or_else(Vec::new, |record| record.members()).iter().map(|process| process.pid).collect();
-    found.append(&mut marked("VLLM_RPC_BASE_PATH", directory));
+    found.append(&mut marked(ENGINE_OF, directory));
     found.sort_unstable();
     found.dedup();
     found

@@ -17,6 +17,7 @@ use super::version::VllmVersion;
 use crate::cache::KvEventSource;
 use crate::config::{AgentConfig, Profile};
 use crate::host::{EngineProgram, HostError, ReplicaPlan};
+use crate::process::ENGINE_OF;
 
 /// Model of the simulated engine if none is named.
 pub const SIMULATED_MODEL: &str = "simulated";
@@ -230,7 +231,7 @@ fn simulated_arguments(launch: &LaunchContext<'_>) -> Vec<OsString> {
 /// Environment of the engine. `all_given` are the user's arguments with those of their file.
 fn environment(launch: &LaunchContext<'_>, all_given: &[String]) -> Result<Vec<(&'static str, OsString)>, HostError> {
     let mut set: Vec<(&'static str, OsString)> = vec![
-        ("VLLM_RPC_BASE_PATH", launch.directory.into()),
+        (ENGINE_OF, launch.directory.into()),
         ("TMPDIR", temporary_path(launch.directory).into()),
         ("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", KEEP_ALIVE_SECONDS.into()),
         ("VLLM_NO_USAGE_STATS", "1".into()),

@@ -13,6 +13,7 @@ use std::path::Path;
 use super::arguments::{EngineArguments, value_of};
 use super::command_line::CommandLine;
 use super::version::VllmVersion;
+use crate::process::ENGINE_OF;
 
 /// First release with which this was tried.
 const WARM_START_SINCE: VllmVersion = VllmVersion::new(0, 32);
@@ -21,7 +22,7 @@ const SCRIPT_NAME: &str = "hostler_start.py";
 const SCRIPT: &str = include_str!("warm_start/hostler_start.py");
 
 /// Variables that belong to one engine. A spare gets them when it becomes that engine.
-const OF_ONE_ENGINE: [&str; 5] = ["VLLM_RPC_BASE_PATH", "TMPDIR", "PYTHONPATH", "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"];
+const OF_ONE_ENGINE: [&str; 5] = [ENGINE_OF, "TMPDIR", "PYTHONPATH", "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"];
 
 /// The command that creates a spare in `directory`, for engines with this command.
 ///
@@ -37,7 +38,7 @@ pub(crate) fn spare_command(
     }
     let program = interpreter.ok_or("the program is not the script that vLLM installs")?.to_owned();
     let mut set: Vec<_> = engine.set.iter().filter(|(name, _)| !OF_ONE_ENGINE.contains(name)).cloned().collect();
-    set.push(("VLLM_RPC_BASE_PATH", directory.into()));
+    set.push((ENGINE_OF, directory.into()));
     Ok(CommandLine { program, arguments: vec![directory.join(SCRIPT_NAME).into()], set, ..engine.clone() })
 }
 

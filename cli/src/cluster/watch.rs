@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::bail;
 use hostler_cluster::{FleetEntry, FleetSize};
 use hostler_controller::{ControllerPlace, Endpoint, EntryStatus, FleetFolder, FleetStatus};
-use hostler_proto::fleet::v1::{ListRequest, Replica};
+use hostler_proto::fleet::v1::Replica;
 use tokio::time::sleep;
 
 use super::Fleet;
@@ -16,7 +16,7 @@ use super::controller_job::{ensure_job, wait_until_runs};
 use super::controller_process::{HeartbeatWatch, ensure_process};
 use super::job_logs::last_words;
 use super::progress::{EntryProgress, Outlook, judge};
-use crate::admin::{AdminClient, connect_to_fleet, connect_to_socket, status_error};
+use crate::admin::{AdminClient, connect_to_fleet, connect_to_socket, list_fleet};
 use crate::host_names::this_host;
 use crate::output::say;
 use crate::startup_progress::StartupProgress;
@@ -193,7 +193,7 @@ impl EngineWatch {
             });
         }
         let router = self.router.as_mut().expect("it has just been set");
-        let listed = router.list(ListRequest {}).await.map_err(status_error)?.into_inner();
+        let listed = list_fleet(router).await?;
         let nodes = listed.nodes.into_iter().filter(|node| node.job.as_ref().is_some_and(|job| self.jobs.contains(&job.id)));
         let replicas: Vec<Replica> = nodes.flat_map(|node| node.replicas).collect();
         self.progress.lines(&replicas, Instant::now()).iter().for_each(|line| say(line));

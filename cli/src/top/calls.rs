@@ -3,13 +3,13 @@
 use std::future::Future;
 use std::time::Duration;
 
-use hostler_proto::fleet::v1::{ExplainRequest, ListRequest, ListResponse, LogsRequest, TargetRequest};
+use hostler_proto::fleet::v1::{ExplainRequest, ListResponse, LogsRequest, TargetRequest};
 use tokio::time::timeout;
 use tonic::{Response, Status};
 
 use super::model::ReplicaDetail;
 use super::order::{FleetOrder, OrderKind};
-use crate::admin::{AdminClient, RouterAddress, status_error};
+use crate::admin::{AdminClient, RouterAddress, list_fleet, status_error};
 use crate::output::describe;
 
 /// Time after which the router counts as silent.
@@ -71,7 +71,7 @@ pub(super) async fn carry_out(
 
 async fn list(router: &RouterAddress, client: Option<AdminClient>) -> anyhow::Result<(AdminClient, ListResponse)> {
     let mut client = connected(router, client).await?;
-    let listed = client.list(ListRequest {}).await.map_err(status_error)?.into_inner();
+    let listed = list_fleet(&mut client).await?;
     Ok((client, listed))
 }
 

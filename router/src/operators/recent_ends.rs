@@ -18,7 +18,7 @@ const WINDOW: Duration = Duration::from_secs(60);
 /// Fewer failures are no trouble of the fleet.
 const MIN_FAILED: u64 = 5;
 
-/// One failure in so many requests is trouble.
+/// Requests of which one failure is trouble.
 const TROUBLING_SHARE: u64 = 20;
 
 /// Streams and seconds from which the wait for the first token is trouble.
@@ -46,7 +46,7 @@ impl RecentEnds {
     }
 }
 
-/// What is wrong about the last minute, the gravest first.
+/// Findings about the last minute, the gravest first.
 pub(crate) fn findings(ends: &EndCounts, first_tokens: Option<FirstTokens>, queued: usize) -> Vec<FleetFinding> {
     failing_answers(ends).into_iter().chain(slow_first_tokens(first_tokens, queued)).collect()
 }
