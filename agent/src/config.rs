@@ -145,6 +145,11 @@ pub struct AgentConfig {
     /// GPUs of one replica (tensor parallel); 0 decides by the model's size and the host's GPUs,
     /// see `hostler plan`.
     pub tp: u32,
+    /// Keep a small second engine beside a node's only replica, on the same GPUs. It answers only
+    /// while no other replica serves the model, so that streams go on at once when the engine dies.
+    /// It takes memory from the other one: the weights again, and a cache for one context; see
+    /// `hostler plan`.
+    pub standby: bool,
     /// What the engines are tuned for: `throughput`, `latency` or `conservative`; `hostler plan`
     /// shows the flags of each.
     pub profile: Profile,
@@ -256,6 +261,7 @@ impl Default for AgentConfig {
             model: String::new(),
             replicas: 0,
             tp: 0,
+            standby: false,
             profile: Profile::Throughput,
             front_end: FrontEnd::Auto,
             engine_start: EngineStart::Spare,

@@ -31,8 +31,11 @@ pub(crate) struct Host {
 pub struct ReplicaPlan {
     /// Number of the replica on this node, from 0.
     pub index: u32,
-    /// GPUs of this replica alone, in the order of its ranks; none for an engine on CPU.
+    /// GPUs of this replica, in the order of its ranks; none for an engine on CPU. Only a standby
+    /// shares them.
     pub gpus: Vec<Gpu>,
+    /// Routers use it while no other replica serves its model.
+    pub is_standby: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -155,6 +158,7 @@ pub(crate) fn attached_engines(config: &AgentConfig, this_program: &Path) -> Res
         ("--tp", config.tp > 1),
         ("--profile", config.profile != Profile::Throughput),
         ("--front-end", config.front_end != FrontEnd::Auto),
+        ("--standby", config.standby),
     ];
     if let Some((what, _)) = superfluous.into_iter().find(|(_, is_given)| *is_given) {
         return Err(HostError::AttachOnly { what });

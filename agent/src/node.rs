@@ -46,6 +46,8 @@ pub struct ReplicaTraits {
     pub gpu: String,
     /// Most tokens that the engine computes in one step; 0 if unknown.
     pub token_budget: u32,
+    /// Routers use it while no other replica serves its model.
+    pub is_standby: bool,
     /// Location of the model's prompt files.
     pub prompt_files: PromptFileSource,
     /// How the engine is started.

@@ -32,7 +32,9 @@ impl Agent {
     /// returns the other engines that the dead agent left.
     pub(crate) fn engine_specs(&self, mut survivors: Vec<SurvivingEngine>) -> Result<NodeLaunch<'_>, AgentError> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let cores = u32::try_from(cores / self.plan.replicas.len().max(1)).unwrap_or(1).max(1);
+        // A standby computes only while the other engine does not.
+        let in_service = self.plan.in_service().count();
+        let cores = u32::try_from(cores / in_service.max(1)).unwrap_or(1).max(1);
         let kv_cache_gib = host::kv_cache_gib(self.plan.replicas.len());
         let python_path = std::env::var_os("PYTHONPATH").unwrap_or_default();
         let spec_in = |plan, directory: PathBuf| {
@@ -42,7 +44,7 @@ impl Agent {
                 version: self.plan.setup.version,
                 replica: plan,
                 // A single engine has the host to itself and binds to cores as it likes.
-                cores: (plan.gpus.is_empty() && self.plan.replicas.len() > 1).then_some(cores),
+                cores: (plan.gpus.is_empty() && in_service > 1).then_some(cores),
                 kv_cache_gib: kv_cache_gib.filter(|_| plan.gpus.is_empty()),
                 directory: &directory,
                 config: &self.config,
@@ -121,6 +123,7 @@ impl Agent {
             let traits = node::ReplicaTraits {
                 gpu: gpu.map(|gpu| gpu.name.clone()).unwrap_or_default(),
                 token_budget: self.plan.token_budget(plan),
+                is_standby: plan.is_standby,
                 prompt_files: prompt_files::PromptFileSource::new(&self.engine, &self.config),
                 setup: self.engine_setup(plan, &spec.command),
             };
@@ -133,12 +136,14 @@ impl Agent {
     /// free.
     fn bind_to_gpus<'a>(&self, mut specs: Vec<ReplicaLaunch<'a>>) -> Vec<ReplicaLaunch<'a>> {
         let Some(driver) = &self.driver else { return specs };
-        let gpus: Vec<_> = specs.iter().map(|(plan, ..)| plan.gpus.clone()).collect();
+        let gpus: Vec<_> = self.plan.in_service().map(|plan| plan.gpus.clone()).collect();
         let bindings = if self.config.bind_cpus { gpu::plan_cpu_bindings(driver, &gpus) } else { vec![None; gpus.len()] };
-        for (((_, spec, _), gpus), binding) in specs.iter_mut().zip(gpus).zip(bindings) {
-            spec.cpu_binding = binding;
+        for (plan, spec, _) in &mut specs {
+            // A standby has the CPUs of the engine that it stands in for.
+            let bound = gpus.iter().position(|gpus| *gpus == plan.gpus);
+            spec.cpu_binding = bound.and_then(|at| bindings[at].clone());
             spec.gpu_availability =
-                (!gpus.is_empty()).then(|| gpu::GpuAvailability::new(driver.clone(), gpus, self.plan.setup.utilization()));
+                (!plan.gpus.is_empty()).then(|| gpu::GpuAvailability::new(driver.clone(), plan.gpus.clone(), self.plan.utilization(plan)));
         }
         specs
     }

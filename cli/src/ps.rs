@@ -136,6 +136,9 @@ pub(crate) fn remark(replica: &Replica) -> String {
         };
     }
     let mut parts = Vec::new();
+    if state.is_standby {
+        parts.push("standby".to_owned());
+    }
     let reason = if cache.distrusted { "its reports of cached blocks contradict themselves" } else { &cache.reason };
     if !reason.is_empty() {
         // For a cache that is known exactly, the reason says which requests are still placed by

@@ -40,6 +40,36 @@ pub enum PlanError {
     /// The Rust front-end was requested but is not installed.
     #[error("--front-end rust cannot be: {because}; use --front-end auto")]
     NoRustFrontEnd { because: String },
+    #[error("--standby divides the memory of the GPUs between two engines, and {flag} would decide it for each: leave one of them out")]
+    StandbyBesideFlag { flag: &'static str },
+    #[error("--standby needs the size of the model, and {because}: leave --standby out for this start")]
+    StandbyOfUnknownSize { because: String },
+    #[error("{0}")]
+    NoRoomForStandby(Box<NoRoomForStandby>),
+}
+
+/// Arithmetic of two engines that do not fit the same GPUs.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error(
+    "there is no room for a standby: it takes {} of each GPU ({} of them weights), {}: leave --standby out, give a smaller --max-model-len after `--`, or more GPUs with --tp",
+    format_gib(standby.usable),
+    format_gib(standby.weights),
+    describe_rest(left, *.context)
+)]
+pub struct NoRoomForStandby {
+    pub(super) standby: MemoryBudget,
+    /// Budget of the other engine beside it.
+    pub(super) left: MemoryBudget,
+    /// Context of which the other engine should hold one.
+    pub(super) context: u32,
+}
+
+fn describe_rest(left: &MemoryBudget, context: u32) -> String {
+    if left.missing > 0 {
+        return format!("of which {} are missing", format_gib(left.missing));
+    }
+    let tokens = left.max_request_tokens(context);
+    format!("and the {} that are left to the other engine's cache hold {tokens} tokens of a context of {context}", format_gib(left.cache))
 }
 
 fn describe_too_many(desired: u32, possible: u32, gpus: u32, tp: u32) -> String {

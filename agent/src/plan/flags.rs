@@ -5,6 +5,7 @@
 //! life.
 
 use super::setup::EnginePlanSetup;
+use super::standby::{MemoryPart, StandbyMemory};
 use crate::config::Profile;
 use crate::gpu::Gpu;
 use crate::vllm::arguments::EngineArguments;
@@ -31,6 +32,7 @@ const REASONING_FLAGS: [&str; 3] = ["--reasoning-parser-plugin", "--reasoning-co
 pub(super) struct ReplicaContext<'a> {
     pub(super) gpu: Option<&'a Gpu>,
     pub(super) tp: u32,
+    pub(super) memory: MemoryPart<'a>,
     /// Shorter context used because the model's own does not fit.
     pub(super) shortened_context: Option<u32>,
     pub(super) front_end: FrontEndInUse,
@@ -56,10 +58,18 @@ pub(super) fn choose_flags(setup: &EnginePlanSetup, place: &ReplicaContext<'_>) 
     }
     if let Some(gpu) = place.gpu.filter(|_| !setup.simulated) {
         add_memory_flags(&mut list, setup, place);
-        add_step_flags(&mut list, setup, gpu, place.front_end);
-        add_scheduling_flags(&mut list, setup);
-        add_graph_flags(&mut list, setup, gpu);
-        add_executor_flag(&mut list, setup, place);
+        match place.memory {
+            MemoryPart::Standby(standby) => {
+                add_standby_flags(&mut list, standby);
+                add_scheduling_flags(&mut list, setup);
+            }
+            MemoryPart::Alone | MemoryPart::BesideStandby(_) => {
+                add_step_flags(&mut list, setup, gpu, place.front_end);
+                add_scheduling_flags(&mut list, setup);
+                add_graph_flags(&mut list, setup, gpu);
+                add_executor_flag(&mut list, setup, place);
+            }
+        }
     }
     add_parser_flags(&mut list, setup.parsers.of(place.front_end));
     add_reporting_flags(&mut list);
@@ -110,6 +120,17 @@ fn add_memory_flags(list: &mut FlagList<'_>, setup: &EnginePlanSetup, place: &Re
     if place.tp > 1 {
         list.add("--tensor-parallel-size", place.tp.to_string(), FlagOrigin::Hostler, "the GPUs of one replica, see the layout");
     }
+    let utilization = place.memory.utilization(setup).to_string();
+    match place.memory {
+        MemoryPart::Alone => {}
+        MemoryPart::BesideStandby(_) => {
+            list.add("--gpu-memory-utilization", utilization.as_str(), FlagOrigin::Hostler, "the standby has the rest, see the layout");
+        }
+        MemoryPart::Standby(_) => {
+            let because = "the weights, and a cache for one context; the other engine has the rest";
+            return list.add("--gpu-memory-utilization", utilization, FlagOrigin::Hostler, because);
+        }
+    }
     if let Some(tokens) = place.shortened_context {
         list.add(
             "--max-model-len",
@@ -118,13 +139,22 @@ fn add_memory_flags(list: &mut FlagList<'_>, setup: &EnginePlanSetup, place: &Re
             "the model's own context does not fit; the engine would not start with it",
         );
     }
-    let utilization = setup.utilization().to_string();
-    match setup.profile {
-        Profile::Conservative => {
+    match (place.memory, setup.profile) {
+        (MemoryPart::BesideStandby(_) | MemoryPart::Standby(_), _) => {}
+        (MemoryPart::Alone, Profile::Conservative) => {
             list.add("--gpu-memory-utilization", utilization, FlagOrigin::Hostler, "leaves memory for what vLLM does not count");
         }
-        _ => list.add("--gpu-memory-utilization", utilization, FlagOrigin::Engine, "the rest is for CUDA and what vLLM does not count"),
+        (MemoryPart::Alone, _) => {
+            list.add("--gpu-memory-utilization", utilization, FlagOrigin::Engine, "the rest is for CUDA and what vLLM does not count");
+        }
     }
+}
+
+fn add_standby_flags(list: &mut FlagList<'_>, standby: &StandbyMemory) {
+    let mut add = |flag, value: u32, because| list.add(flag, value.to_string(), FlagOrigin::Hostler, because);
+    add("--max-model-len", standby.context, "a standby holds one context of this length");
+    add("--max-num-seqs", standby.steps.sequences, "small steps leave memory to the other engine");
+    add("--max-num-batched-tokens", standby.steps.tokens, "small steps leave memory to the other engine");
 }
 
 fn add_step_flags(list: &mut FlagList<'_>, setup: &EnginePlanSetup, gpu: &Gpu, front_end: FrontEndInUse) {

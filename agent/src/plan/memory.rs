@@ -19,6 +19,9 @@ const RUNTIME_BYTES: u64 = 3 * GIB / 2;
 /// Buffers of NCCL and of the direct all-reduce, on each GPU of a replica with several.
 const EXCHANGE_BYTES: u64 = GIB / 2;
 
+/// A standby caches at least a twentieth of the memory, so that many short streams can go on there.
+const MIN_STANDBY_CACHE_DIVISOR: u64 = 20;
+
 /// Copies of a token's hidden state that a layer holds at once, and of its feed-forward state:
 /// residual, input, attention's query, key, value and output; gate, up and their product.
 const HIDDEN_COPIES: u64 = 6;
@@ -70,6 +73,24 @@ impl MemoryBudget {
             format: setup.cache_format(facts),
             step: steps.tokens,
         }
+    }
+
+    /// Budget of a standby beside the engine of this one, with room for one request of `context`
+    /// tokens. Its usable memory is a whole number of hundredths, as vLLM's flag has it.
+    pub(super) fn of_standby(&self, facts: &ModelFacts, steps: StepLimits, context: u32) -> Self {
+        let activations = activation_bytes(facts, self.tp, steps);
+        let small = Self { activations, step: steps.tokens, missing: 0, ..self.clone() };
+        let cache = small.context_bytes(u64::from(context)).max(self.total / MIN_STANDBY_CACHE_DIVISOR);
+        let taken = self.weights + self.runtime + activations;
+        let usable = ((taken + cache) * 100).div_ceil(self.total.max(1)) * self.total / 100;
+        Self { usable, cache: usable.saturating_sub(taken), ..small }
+    }
+
+    /// Budget that is left beside a standby.
+    pub(super) fn beside(&self, standby: &Self) -> Self {
+        let cache = self.cache.saturating_sub(standby.usable);
+        let missing = self.missing + standby.usable.saturating_sub(self.cache);
+        Self { usable: self.usable.saturating_sub(standby.usable), cache, missing, ..self.clone() }
     }
 
     /// Bytes that one request of this many tokens takes in one GPU's cache.

@@ -15,12 +15,13 @@ mod model;
 mod model_path;
 mod setup;
 mod shape;
+mod standby;
 mod text;
 mod weights;
 
 use std::path::Path;
 
-pub use self::error::{Alternative, ModelDoesNotFit, PlanError};
+pub use self::error::{Alternative, ModelDoesNotFit, NoRoomForStandby, PlanError};
 pub use self::front_end::FrontEndChoice;
 pub use self::host_resources::HostResources;
 pub use self::inventory::{Inventory, PlanPreview, PreviewRequest, plan_inventory, preview, probe_installed};
@@ -31,6 +32,8 @@ pub(crate) use self::model_path::check_model_path;
 use self::setup::PlannedParsers;
 pub use self::setup::{EnginePlanSetup, KvCacheFormat, StepLimits};
 pub use self::shape::ModelShape;
+use self::standby::MemoryPart;
+pub use self::standby::StandbyMemory;
 pub use self::weights::WeightFormat;
 use crate::config::AgentConfig;
 use crate::gpu::{Gpu, NvlinkTopology};
@@ -70,6 +73,8 @@ pub struct Plan {
     pub layout: Option<GpuLayout>,
     pub front_end: FrontEndChoice,
     pub setup: EnginePlanSetup,
+    /// Memory of the standby, if there is one on GPUs.
+    pub standby: Option<StandbyMemory>,
     /// Each engine has room for a separate process around its model.
     pub has_workers: bool,
     /// Warnings to read before the plan runs, a sentence each.
@@ -121,7 +126,7 @@ fn choose_parsers(ground: &PlanInput<'_>, config: &AgentConfig, setup: &EnginePl
 fn plan_for_model(ground: &PlanInput<'_>, config: &AgentConfig, setup: EnginePlanSetup, model: ModelInfo) -> Result<Plan, PlanError> {
     let setup = setup.for_model(&model);
     let front_end = front_end::choose(config.front_end, ground.rust_front_end, &setup, &model)?;
-    let (layout, replicas) = if ground.gpus.is_empty() {
+    let (mut layout, mut replicas) = if ground.gpus.is_empty() {
         (None, plan_cpu_replicas(config, ground.engine, &setup)?)
     } else {
         let question = layout::LayoutRequest {
@@ -134,12 +139,25 @@ fn plan_for_model(ground: &PlanInput<'_>, config: &AgentConfig, setup: EnginePla
         };
         let layout = layout::plan_layout(&question)?;
         let sets = layout.shares.iter().flat_map(|share| &share.replicas);
-        let replicas = (0..).zip(sets).map(|(index, gpus)| ReplicaPlan { index, gpus: gpus.clone() }).collect();
+        let replicas = (0..).zip(sets).map(|(index, gpus)| ReplicaPlan { index, gpus: gpus.clone(), is_standby: false }).collect();
         (Some(layout), replicas)
     };
     let has_workers = ground.resources.allows_workers(replicas.len());
-    let mut plan = Plan { name: config.model.clone(), replicas, model, layout, front_end, setup, has_workers, warnings: Vec::new() };
+    let mut standby = None;
+    let needs_standby = config.standby && replicas.len() == 1;
+    if needs_standby {
+        if let Some(share) = layout.as_mut().and_then(|layout| layout.shares.first_mut()).filter(|_| !setup.simulated) {
+            standby = Some(standby::divide(&setup, &model, share)?);
+        }
+        replicas.push(ReplicaPlan { index: 1, gpus: replicas[0].gpus.clone(), is_standby: true });
+    }
+    let name = config.model.clone();
+    let mut plan = Plan { name, replicas, model, layout, front_end, setup, standby, has_workers, warnings: Vec::new() };
     plan.warnings = text::warnings(&plan);
+    if config.standby && !needs_standby {
+        let standing_in = "no standby is started: the replicas of this node stand in for each other";
+        plan.warnings.push(standing_in.to_owned());
+    }
     Ok(plan)
 }
 
@@ -153,7 +171,7 @@ fn plan_cpu_replicas(config: &AgentConfig, engine: &EngineProgram, setup: &Engin
         EngineProgram::Vllm { .. } => 1,
     };
     let replicas = if config.replicas == 0 { default } else { config.replicas };
-    Ok((0..replicas).map(|index| ReplicaPlan { index, gpus: Vec::new() }).collect())
+    Ok((0..replicas).map(|index| ReplicaPlan { index, gpus: Vec::new(), is_standby: false }).collect())
 }
 
 impl Plan {
@@ -170,6 +188,7 @@ impl Plan {
         let place = flags::ReplicaContext {
             gpu: replica.gpus.first(),
             tp: u32::try_from(replica.gpus.len()).unwrap_or(u32::MAX),
+            memory: self.memory_part(replica),
             shortened_context: share.filter(|share| share.is_context_shortened).and_then(|share| share.context),
             front_end,
             has_workers: self.has_workers,
@@ -180,7 +199,29 @@ impl Plan {
     /// Most tokens that an engine computes in one step; 0 if unknown.
     #[must_use]
     pub fn token_budget(&self, replica: &ReplicaPlan) -> u32 {
-        self.setup.token_budget(replica.gpus.first())
+        match self.memory_part(replica) {
+            MemoryPart::Standby(standby) => standby.steps.tokens,
+            MemoryPart::Alone | MemoryPart::BesideStandby(_) => self.setup.token_budget(replica.gpus.first()),
+        }
+    }
+
+    /// Share of its GPUs' memory that an engine may use.
+    #[must_use]
+    pub fn utilization(&self, replica: &ReplicaPlan) -> f64 {
+        self.memory_part(replica).utilization(&self.setup)
+    }
+
+    /// Replicas that take requests at any time.
+    pub fn in_service(&self) -> impl Iterator<Item = &ReplicaPlan> {
+        self.replicas.iter().filter(|replica| !replica.is_standby)
+    }
+
+    fn memory_part(&self, replica: &ReplicaPlan) -> MemoryPart<'_> {
+        match &self.standby {
+            None => MemoryPart::Alone,
+            Some(standby) if replica.is_standby => MemoryPart::Standby(standby),
+            Some(standby) => MemoryPart::BesideStandby(standby),
+        }
     }
 
     /// Plan in one paragraph, for the log.

@@ -167,3 +167,42 @@ fn the_python_plan_has_the_limit_that_rust_lacks() {
     assert_eq!(plan.front_end.in_use, FrontEndInUse::Rust);
     assert!(!has_limit(FrontEndInUse::Rust) && has_limit(FrontEndInUse::Python));
 }
+
+fn with_standby(model: &'static str, gpus: &'static str, line: &str) -> Result<Plan, PlanError> {
+    let config = AgentConfig { standby: true, ..config(Profile::Throughput, line) };
+    planned(&Case { model, gpus, nvlink: 2, minor: 33, config })
+}
+
+#[test]
+fn the_plan_divides_the_memory_between_an_engine_and_its_standby() {
+    let plan = with_standby("llama-3.1-8b", "1x80", "").unwrap();
+    insta::assert_snapshot!(plan.page());
+    let both: f64 = plan.replicas.iter().map(|replica| plan.utilization(replica)).sum();
+    assert!((both - plan.setup.utilization()).abs() < 1e-9, "together they take what one engine would: {both}");
+}
+
+#[test]
+fn the_context_is_shortened_where_a_standby_leaves_too_little_room() {
+    let plan = with_standby("llama-3.1-8b", "1x48", "").unwrap();
+    let context = plan.layout.as_ref().unwrap().shares[0].context.unwrap();
+    assert!((MIN_SHORTENED..131_072).contains(&context), "{context}");
+    let flags = plan.choices(&plan.replicas[0], FrontEndInUse::Python);
+    let length = flags.iter().find(|choice| choice.flag == "--max-model-len").map(|choice| choice.value.clone());
+    assert_eq!(length, Some(context.to_string()));
+}
+
+const MIN_SHORTENED: u32 = 32_768;
+
+#[test]
+fn a_standby_that_does_not_fit_is_refused_with_its_arithmetic() {
+    insta::assert_snapshot!(with_standby("llama-3.1-8b", "1x24", "").unwrap_err().to_string());
+    let given = with_standby("gemma-2b", "1x80", "--gpu-memory-utilization 0.8");
+    assert_eq!(given.unwrap_err(), PlanError::StandbyBesideFlag { flag: "--gpu-memory-utilization" });
+}
+
+#[test]
+fn replicas_of_one_node_stand_in_for_each_other() {
+    let plan = with_standby("llama-3.1-8b", "2x80", "").unwrap();
+    assert!(plan.replicas.len() == 2 && plan.replicas.iter().all(|replica| !replica.is_standby), "{:?}", plan.replicas);
+    assert!(plan.warnings.iter().any(|warning| warning.contains("no standby is started")), "{:?}", plan.warnings);
+}

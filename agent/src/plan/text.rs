@@ -39,6 +39,7 @@ pub(super) fn page(plan: &Plan) -> String {
     section("GPUs", gpus(plan));
     section("layout", layout(plan));
     section("KV cache", cache(plan));
+    section("standby", standby(plan).into_iter().collect());
     section("front-end", vec![format!("{}: {}", front_end(plan.front_end.in_use), plan.front_end.because)]);
     section("profile", vec![format!("{}, {}", plan.setup.profile.as_str(), release(plan))]);
     let mut page = lines.join("\n");
@@ -140,7 +141,7 @@ fn device_noun(gpu: &Gpu) -> &'static str {
 /// Use of the GPUs, and the reasons.
 fn layout(plan: &Plan) -> Vec<String> {
     let Some(layout) = &plan.layout else {
-        return vec![format!("{} on the CPU", count(plan.replicas.len(), "replica"))];
+        return vec![format!("{} on the CPU", count(plan.in_service().count(), "replica"))];
     };
     let mut lines = Vec::new();
     for share in &layout.shares {
@@ -207,6 +208,22 @@ fn parts(memory: &MemoryBudget) -> String {
     )
 }
 
+/// The standby and its memory.
+fn standby(plan: &Plan) -> Option<String> {
+    plan.replicas.iter().find(|replica| replica.is_standby)?;
+    let role = "a second engine on the same GPUs, which answers only while no other replica serves the model";
+    let Some(standby) = &plan.standby else { return Some(role.to_owned()) };
+    let memory = &standby.budget;
+    Some(format!(
+        "{role}: {} of each GPU, of them weights {} and KV cache {}, {} tokens; requests of up to {} tokens",
+        format_gib(memory.usable),
+        format_gib(memory.weights),
+        format_gib(memory.cache),
+        memory.tokens_in(standby.context).map_or_else(|| "an unknown number of".to_owned(), thousands),
+        thousands(u64::from(standby.context))
+    ))
+}
+
 /// Capacity of each replica.
 fn cache(plan: &Plan) -> Vec<String> {
     let shares = plan.layout.iter().flat_map(|layout| &layout.shares);
@@ -239,7 +256,7 @@ fn flags(plan: &Plan) -> Vec<String> {
             continue;
         }
         if !printed.is_empty() {
-            lines.push(format!("  from replica {} on:", replica.index));
+            lines.push(if replica.is_standby { "  the standby:".to_owned() } else { format!("  from replica {} on:", replica.index) });
         }
         let width = choices.iter().map(|choice| choice.display_short().chars().count()).max().unwrap_or(0);
         lines.extend(

@@ -169,6 +169,9 @@ fn state(replica: &Replica, status: EngineStatus) -> wire::ReplicaState {
             let why = if status.reason.is_empty() { String::new() } else { format!(": {}", status.reason) };
             format!("waits for {target}, which is not ours{why}")
         }
+        _ if replica.traits.is_standby && status.phase == Phase::Ready => {
+            "standby: answers only while no other replica serves its model".to_owned()
+        }
         _ => status.reason,
     };
     wire::ReplicaState {
@@ -199,6 +202,7 @@ fn state(replica: &Replica, status: EngineStatus) -> wire::ReplicaState {
             remedy: failure.remedy,
         }),
         start: status.start.as_deref().map(past_start),
+        is_standby: replica.traits.is_standby,
     }
 }
 

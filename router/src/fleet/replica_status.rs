@@ -167,6 +167,8 @@ pub(crate) struct ReplicaStatus {
     pub restarts: u32,
     /// Lives of the engine that ended in a hang, since its agent started.
     pub hangs: u32,
+    /// Used only while no other replica serves its model.
+    pub is_standby: bool,
     /// How many problems cost the replica speed.
     pub findings: usize,
 }

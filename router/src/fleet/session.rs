@@ -436,6 +436,7 @@ fn parse_status(state: &wire::ReplicaState) -> ReplicaStatus {
         exact_cache: watch.filter(|watch| watch.exact).map(|watch| if watch.has_holes { ChainGaps::Possible } else { ChainGaps::None }),
         restarts: state.restarts,
         hangs: state.hangs,
+        is_standby: state.is_standby,
         findings: state.findings.len(),
     }
 }

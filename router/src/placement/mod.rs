@@ -200,7 +200,7 @@ impl Placer {
     /// others.
     fn is_full(&self, view: &FleetView, model: Option<&str>, now: Instant) -> bool {
         let (mut others, mut leaving_has_room, mut leaving) = (false, false, false);
-        for (_, replica) in view.eligible(model, &[]) {
+        for (_, replica) in candidates_for(view, model, &[], now, |_| true) {
             let has_room = self.has_room(view, replica, now);
             if self.leaves_first(replica, now) {
                 (leaving, leaving_has_room) = (true, leaving_has_room || has_room);
@@ -249,8 +249,7 @@ impl Placer {
         tables.candidates.clear();
         tables.cache_knowledge.clear();
         let (mut pool, mut ours, mut others, mut max_context) = (RatePool::default(), 0, 0_u32, 0);
-        let eligible = view.eligible(prompt.model(), tried).filter(|(_, replica)| prompt.is_answerable_by(replica));
-        for (index, replica) in eligible {
+        for (index, replica) in candidates_for(&view, prompt.model(), tried, now, |replica| prompt.is_answerable_by(replica)) {
             tables.candidates.push(Candidate { replica: index, ..candidate(&view, replica, prompt.sequences(), (now, seconds)) });
             tables.cache_knowledge.push(self.cache_knowledge(prompt, replica));
             pool.add(&replica.local_load.learned());
@@ -406,6 +405,22 @@ impl Placer {
             self.approx_prefix.record_sent(slot, keys);
         }
     }
+}
+
+/// Untried replicas for a request that each of them `may_answer`, with their index in the view.
+///
+/// Standbys are among them only if every other one is missing or a last resort.
+#[inline]
+fn candidates_for<'a>(
+    view: &'a FleetView,
+    model: Option<&'a str>,
+    tried: &'a [Arc<str>],
+    now: Instant,
+    may_answer: impl Fn(&Replica) -> bool + Copy + 'a,
+) -> impl Iterator<Item = (usize, &'a Arc<Replica>)> {
+    let eligible = move || view.eligible(model, tried).filter(move |(_, replica)| may_answer(replica));
+    let uses_standbys = eligible().all(|(_, replica)| replica.state.is_standby || view.is_last_resort(replica, now));
+    eligible().filter(move |(_, replica)| uses_standbys || !replica.state.is_standby)
 }
 
 /// Facts about a replica for a request of so many sequences, over all routers. `seconds` is `now`

@@ -193,6 +193,28 @@ async fn a_job_end_moved_forward_counts_from_then_on() {
     assert_eq!(&*fixture.choose(&stream("hi")).replica.id, "later/0");
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_standby_is_used_only_while_no_other_replica_will_do() {
+    let fixture = Fixture::approximate(1).await;
+    let standby = ReplicaChange { state: Some(ReplicaStatus { is_standby: true, ..state(Phase::Ready, "m") }), ..ready(1) };
+    report(&fixture.fleet, 1, false, vec![standby]).await;
+    let prompt = answer_of(64);
+    let chosen = || fixture.choose(&prompt).replica.index;
+    assert_eq!(chosen(), 0);
+    assert_eq!(fixture.choose(&prompt).decision.candidates, 1, "its room is no room for new requests");
+    let tried = [fixture.choose(&prompt).replica.id.clone()];
+    assert_eq!(fixture.placer.choose(&prompt, &tried, Instant::now()).unwrap().replica.index, 1);
+    let view = fixture.fleet.view();
+    view.avoid(&view.replicas[0], Instant::now());
+    assert_eq!(chosen(), 1, "it goes before a replica that has just lost a request");
+    let failed = ReplicaChange { state: Some(state(Phase::Failed, "m")), ..ready(0) };
+    report(&fixture.fleet, 1, false, vec![failed]).await;
+    tokio::time::advance(Duration::from_secs(2)).await;
+    assert_eq!(chosen(), 1);
+    report(&fixture.fleet, 1, false, vec![ready(0)]).await;
+    assert_eq!(chosen(), 0);
+}
+
 fn replica(index: u32) -> ReplicaChange {
     let base = state(Phase::Ready, "m");
     let state = ReplicaStatus { files: Some(FILES), exact_cache: Some(ChainGaps::None), block_tokens: BLOCK, token_budget: 8192, ..base };

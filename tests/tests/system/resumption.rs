@@ -8,7 +8,7 @@ use hostler_proto::agent::v1::Phase;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use crate::harness::{Answer, Answering, CHAT, Fleet, Setup, chat_stream, hostler, soon};
+use crate::harness::{Answer, Answering, CHAT, Fleet, Seen, Setup, chat_stream, hostler, soon};
 
 mod waits;
 
@@ -109,6 +109,30 @@ async fn streams_of_a_killed_engine_resume_on_another() {
     let opened = open(&fleet, 8).await;
     fleet.kill("n0/0").await;
     assert_unharmed(&fleet, &finish(opened).await, 4).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn streams_of_a_models_only_engine_go_on_at_its_standby_until_it_is_back() {
+    let setup = Setup::agents(1).agent(|agent| agent.standby = true).engine("--sim-step-ms 10");
+    let fleet = Fleet::start(setup).await;
+    let begin = async || {
+        let mut opened = Vec::new();
+        for number in 0..6 {
+            let mut stream = fleet.edge().open(CHAT, &stream_of(number, TOKENS)).await;
+            stream.events(3).await;
+            opened.push(stream);
+        }
+        opened
+    };
+    let opened = begin().await;
+    fleet.until_in_flight("n0/0", 6).await;
+    fleet.kill("n0/0").await;
+    assert_unharmed(&fleet, &finish(opened).await, 6).await;
+    fleet.until_replica("n0/0", "serves again", Seen::is_ready).await;
+    let served = fleet.replica("n0/1").await.served;
+    finish(begin().await).await;
+    fleet.until_idle().await;
+    assert_eq!(fleet.replica("n0/1").await.served, served, "a standby has no requests while the other engine serves");
 }
 
 #[tokio::test(start_paused = true)]

@@ -173,7 +173,7 @@ async fn only_several_compiling_vllm_engines_warm_up_alone() {
         unset: Vec::new(),
         withheld_routes: &[],
     };
-    let replicas = |count: u32| (0..count).map(|index| ReplicaPlan { index, gpus: Vec::new() }).collect::<Vec<_>>();
+    let replicas = |count: u32| (0..count).map(|index| ReplicaPlan { index, gpus: Vec::new(), is_standby: false }).collect::<Vec<_>>();
     let first_alone = async |engine, count, arguments: &[&str]| {
         let order = Arc::new(StartOrder::for_replicas(engine, &replicas(count), Some(&line(arguments)), START_LIMIT));
         begun(&ask(&order, 0..2).await) == [true, false]

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::super::layout::{GpuGroupLayout, SizeReason};
-use super::super::{ModelInfo, Plan};
+use super::super::{MemoryBudget, ModelInfo, Plan, StandbyMemory};
 use super::front_end;
 
 pub(in super::super) fn of(plan: &Plan) -> Value {
@@ -29,7 +29,7 @@ pub(in super::super) fn of(plan: &Plan) -> Value {
         let flags = plan.choices(replica, plan.front_end.in_use);
         let flags: Vec<Value> = flags.iter().map(|choice| json!({ "flag": choice.flag, "value": choice.value, "origin": choice.origin.as_str(), "because": choice.because })).collect();
         let gpus: Vec<&str> = replica.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
-        json!({ "index": replica.index, "gpus": gpus, "flags": flags })
+        json!({ "index": replica.index, "gpus": gpus, "standby": replica.is_standby, "flags": flags })
     }).collect();
     let spare: Vec<Value> = plan
         .layout
@@ -41,11 +41,27 @@ pub(in super::super) fn of(plan: &Plan) -> Value {
         "model": model,
         "layout": plan.layout.iter().flat_map(|layout| &layout.shares).map(share).collect::<Vec<_>>(),
         "replicas": replicas,
+        "standby": plan.standby.as_ref().map(standby),
         "spare": spare,
         "profile": plan.setup.profile.as_str(),
         "version": plan.setup.version.map(|version| version.to_string()),
         "front_end": { "name": front_end(plan.front_end.in_use).to_lowercase(), "because": plan.front_end.because },
         "warnings": plan.warnings,
+    })
+}
+
+fn standby(standby: &StandbyMemory) -> Value {
+    json!({ "each_gpu": budget(&standby.budget), "context": standby.context })
+}
+
+fn budget(memory: &MemoryBudget) -> Value {
+    json!({
+        "usable_bytes": memory.usable,
+        "weight_bytes": memory.weights,
+        "runtime_bytes": memory.runtime,
+        "step_bytes": memory.activations,
+        "cache_bytes": memory.cache,
+        "token_bytes": memory.token_bytes(),
     })
 }
 
@@ -57,16 +73,7 @@ fn share(share: &GpuGroupLayout) -> Value {
         SizeReason::Slices => "slices",
     };
     let gpu = &share.replicas[0][0];
-    let memory = share.memory.as_ref().map(|memory| {
-        json!({
-            "usable_bytes": memory.usable,
-            "weight_bytes": memory.weights,
-            "runtime_bytes": memory.runtime,
-            "step_bytes": memory.activations,
-            "cache_bytes": memory.cache,
-            "token_bytes": memory.token_bytes(),
-        })
-    });
+    let memory = share.memory.as_ref().map(budget);
     let tokens = share.memory.as_ref().zip(share.context).and_then(|(memory, context)| memory.tokens_in(context));
     let requests = share.memory.as_ref().zip(share.context).and_then(|(memory, context)| memory.requests_of(u64::from(context)));
     json!({

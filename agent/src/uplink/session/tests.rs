@@ -136,7 +136,13 @@ impl Fixture {
         let replica = Replica::new(
             0,
             engine.clone(),
-            ReplicaTraits { gpu: String::new(), token_budget: 512, prompt_files, setup: crate::advise::EngineSetup::default() },
+            ReplicaTraits {
+                gpu: String::new(),
+                token_budget: 512,
+                is_standby: false,
+                prompt_files,
+                setup: crate::advise::EngineSetup::default(),
+            },
         );
         let uplink = Uplink {
             state: Arc::new(NodeState::new(vec![replica])),

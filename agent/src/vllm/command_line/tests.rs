@@ -15,11 +15,11 @@ fn config(engine_args: &[&str]) -> AgentConfig {
 }
 
 fn on_gpu() -> ReplicaPlan {
-    ReplicaPlan { index: 1, gpus: vec![Gpu { index: 3, uuid: "GPU-50794351".to_owned(), ..Gpu::default() }] }
+    ReplicaPlan { index: 1, gpus: vec![Gpu { index: 3, uuid: "GPU-50794351".to_owned(), ..Gpu::default() }], is_standby: false }
 }
 
 fn on_cpu() -> ReplicaPlan {
-    ReplicaPlan { index: 1, gpus: Vec::new() }
+    ReplicaPlan { index: 1, gpus: Vec::new(), is_standby: false }
 }
 
 fn vllm() -> EngineProgram {
@@ -185,8 +185,11 @@ fn tensor_parallelism_after_the_dashes_is_refused_with_the_option() {
 
 #[test]
 fn a_replica_of_several_gpus_sees_all_of_them() {
-    let replica =
-        ReplicaPlan { index: 0, gpus: [3, 5].map(|index| Gpu { index, uuid: format!("GPU-{index}"), ..Gpu::default() }).to_vec() };
+    let replica = ReplicaPlan {
+        index: 0,
+        gpus: [3, 5].map(|index| Gpu { index, uuid: format!("GPU-{index}"), ..Gpu::default() }).to_vec(),
+        is_standby: false,
+    };
     let of = |minor| shown(&line(&vllm(), Some(VllmVersion::new(0, minor)), &replica, &config(&[])).unwrap());
     let (old, new) = (of(23), of(24));
     assert!(old.contains("CUDA_VISIBLE_DEVICES=3,5 ") && new.contains("CUDA_VISIBLE_DEVICES=GPU-3,GPU-5 "), "{old} {new}");
@@ -197,7 +200,7 @@ fn a_replica_of_several_gpus_sees_all_of_them() {
 fn a_gpu_slice_is_passed_by_uuid_or_refused() {
     let slice =
         Gpu { index: 0, uuid: "MIG-1".to_owned(), slice: Some(MigSlice { parent: "GPU-0".to_owned(), position: 0 }), ..Gpu::default() };
-    let replica = ReplicaPlan { index: 0, gpus: vec![slice] };
+    let replica = ReplicaPlan { index: 0, gpus: vec![slice], is_standby: false };
     let new = shown(&line(&vllm(), Some(VllmVersion::new(0, 24)), &replica, &config(&[])).unwrap());
     assert!(new.contains("CUDA_VISIBLE_DEVICES=MIG-1 "), "{new}");
     let old = line(&vllm(), Some(VllmVersion::new(0, 23)), &replica, &config(&[])).unwrap_err().to_string();
@@ -251,7 +254,7 @@ fn missing_cache_events_have_a_reason() {
 #[test]
 fn switch_intervals_are_shortened_only_where_the_core_sends_events() {
     const TURNS: &str = " PYTHONPATH=/run/h/ab/e1/python HOSTLER_SWITCH_INTERVAL=0.0005 /opt/vllm ";
-    let two = ReplicaPlan { index: 1, gpus: [3, 5].map(|index| Gpu { index, ..Gpu::default() }).to_vec() };
+    let two = ReplicaPlan { index: 1, gpus: [3, 5].map(|index| Gpu { index, ..Gpu::default() }).to_vec(), is_standby: false };
     let takes_turns = |replica: &ReplicaPlan, config: &AgentConfig| {
         let shown = shown(&line(&vllm(), Some(VllmVersion::new(0, 23)), replica, config).unwrap());
         assert_eq!(shown.contains(TURNS), shown.contains("HOSTLER_SWITCH_INTERVAL"), "{shown}");

@@ -174,7 +174,7 @@ function tileWords(phase, replica) {
     return stage ? `${stage} ${done} %${left ? `, about ${duration(left)} left` : ""}` : replica.reason || "begins";
   }
   if (phase !== "ready") return (replica.failure?.cause || replica.reason).split("\n")[0];
-  return replica.models[0] ?? "";
+  return [replica.models[0], replica.is_standby && "standby"].filter(Boolean).join(", ");
 }
 
 const memoryWords = (gpu) => (gpu.memory_used_bytes === null ? "" : `${gibibytes(gpu.memory_used_bytes)}/${gibibytes(gpu.memory_bytes)} GiB`);

@@ -265,7 +265,8 @@ impl Fleet {
     }
 
     pub(crate) async fn until_ready(&self) {
-        let count = self.setup.agents * self.setup.agent.replicas as usize;
+        let standbys = usize::from(self.setup.agent.standby);
+        let count = self.setup.agents * (self.setup.agent.replicas as usize + standbys);
         for router in &self.routers {
             until("all replicas ready", async || {
                 let replicas = router.admin().replicas().await.map_err(|status| status.to_string())?;
