@@ -114,7 +114,7 @@ FLEET = {
     "Requests": [
         Panel(
             "Answers",
-            "Answers by how they ended; a broken one had begun.",
+            "Engines' answers by how they ended; a broken one had begun.",
             counted("hostler_answers_total", "outcome"),
             "reqps",
             stacked=True,
@@ -409,11 +409,12 @@ CLIENTS = {
         ),
         Panel("Queued", "Requests that wait in each router.", {"{{instance}}": f"hostler_queued_requests{{{ROUTER}}}"}),
         Panel(
-            "Broken answers",
-            "Share of the answers that broke off after they had begun.",
+            "Failed requests",
+            "Share of the requests that found no room or ended in an error, without those that clients got wrong.",
             {
-                "broken": share(
-                    rate_of("hostler_answers_total", f'outcome="broken",{ROUTER}'), rate_of("hostler_answers_total")
+                "failed": share(
+                    rate_of("hostler_requests_total", f'verdict=~"full|error",{ROUTER}'),
+                    rate_of("hostler_requests_total", f'verdict=~"answered|full|error",{ROUTER}'),
                 )
             },
             "percentunit",

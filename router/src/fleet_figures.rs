@@ -8,12 +8,14 @@ use std::sync::atomic::Ordering;
 use hostler_boot::metrics::{FigureTable, FigureValue, MetricRegistry, counter, gauge};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
+use strum::VariantNames;
 use tokio::time::Instant;
 
 use crate::admission::{Admission, TenantCounts};
 use crate::crash_suspects::CrashSuspects;
 use crate::fleet::{Fleet, FleetView, Node, Phase, Replica};
 use crate::keys::Keys;
+use crate::outcome::Verdict;
 use crate::placement::{Placer, RequestQueue};
 use crate::prompt::PromptStats;
 use crate::tls::RouterTls;
@@ -37,6 +39,8 @@ impl Collector for RouterCollector {
         REPLICAS.encode(&mut encoder, &replicas.collect::<Vec<_>>())?;
         NODES.encode(&mut encoder, &self.nodes(&view, Instant::now()))?;
         ROUTER.encode_only(&mut encoder, self)?;
+        let verdicts = Verdict::VARIANTS.iter().map(|word| vec![(*word).to_owned()]).zip(self.placer.metrics.end_counts().by_verdict());
+        VERDICTS.encode(&mut encoder, &verdicts.collect::<Vec<_>>())?;
         let tenants = self.admission.tenant_counts();
         let named = tenants.iter().map(|(name, counts)| (vec![name.to_string()], &**counts));
         TENANTS.encode(&mut encoder, &named.collect::<Vec<_>>())?;
@@ -83,6 +87,7 @@ pub(crate) fn describe(registry: &mut MetricRegistry) {
     registry.describe(&REPLICAS);
     registry.describe(&NODES);
     registry.describe(&ROUTER);
+    registry.describe(&VERDICTS);
     registry.describe(&TENANTS);
     registry.describe(&TENANT_LIMITS);
     registry.describe(&CERTIFICATES);
@@ -136,6 +141,15 @@ const CERTIFICATES: FigureTable<Option<u64>> = FigureTable {
         "certificate_expiry_timestamp_seconds",
         "When the edge's certificate or the fleet's authority expires, in Unix time.",
         |expires_at| (*expires_at).into(),
+    )],
+};
+
+const VERDICTS: FigureTable<u64> = FigureTable {
+    labels: &["verdict"],
+    figures: &[counter(
+        "requests",
+        "Requests that have ended, by what that says of the fleet: `full` and `error` are its failures, `client_fault` are those of clients.",
+        |count| (*count).into(),
     )],
 };
 

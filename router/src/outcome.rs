@@ -1,19 +1,36 @@
 //! How requests end, in the words that the metrics and the access log share.
 
 use hostler_proto::lane::Fault;
-use strum::{EnumCount, IntoStaticStr, VariantNames};
+use strum::{EnumCount, EnumIter, IntoEnumIterator, IntoStaticStr, VariantNames};
 
 /// How an answer that had begun ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, EnumCount, IntoStaticStr, VariantNames)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, EnumCount, EnumIter, IntoStaticStr, VariantNames)]
 #[strum(serialize_all = "snake_case")]
 pub enum AnswerOutcome {
     Complete,
+    /// The engine refused the request: 4xx.
+    Rejected,
+    /// The engine had no room: 429 or 503.
+    Full,
+    /// The engine failed: another 5xx.
+    Error,
     /// The engine or its node broke off.
     Broken,
     ClientLeft,
 }
 
 impl AnswerOutcome {
+    /// The outcome of an engine's answer with this status, if it is not cut short.
+    #[must_use]
+    pub(crate) fn of_status(status: u16) -> Self {
+        match status {
+            429 | 503 => Self::Full,
+            400..=499 => Self::Rejected,
+            500.. => Self::Error,
+            _ => Self::Complete,
+        }
+    }
+
     pub(crate) fn as_str(self) -> &'static str {
         self.into()
     }
@@ -65,7 +82,7 @@ impl From<Fault> for LossCause {
 }
 
 /// Why a request got no engine's answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, EnumCount, VariantNames)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, EnumCount, EnumIter, VariantNames)]
 #[strum(serialize_all = "snake_case")]
 pub enum RefusalReason {
     /// The request itself: malformed, too large, or of an unknown model.
@@ -82,6 +99,43 @@ pub enum RefusalReason {
     CrashSuspect,
 }
 
+/// What the end of a request says about the fleet. Each request has one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, EnumCount, VariantNames)]
+#[strum(serialize_all = "snake_case")]
+pub(crate) enum Verdict {
+    Answered,
+    /// The request itself was wrong, or its key, or its tenant had reached a limit.
+    ClientFault,
+    /// The router or the engine had no room.
+    Full,
+    Error,
+    ClientLeft,
+}
+
+impl From<AnswerOutcome> for Verdict {
+    fn from(outcome: AnswerOutcome) -> Self {
+        match outcome {
+            AnswerOutcome::Complete => Self::Answered,
+            AnswerOutcome::Rejected => Self::ClientFault,
+            AnswerOutcome::Full => Self::Full,
+            AnswerOutcome::Error | AnswerOutcome::Broken => Self::Error,
+            AnswerOutcome::ClientLeft => Self::ClientLeft,
+        }
+    }
+}
+
+impl From<RefusalReason> for Verdict {
+    fn from(reason: RefusalReason) -> Self {
+        match reason {
+            RefusalReason::Request | RefusalReason::NoRoute | RefusalReason::NoKey | RefusalReason::WrongKey | RefusalReason::Limit => {
+                Self::ClientFault
+            }
+            RefusalReason::Full => Self::Full,
+            RefusalReason::Fleet | RefusalReason::CrashSuspect => Self::Error,
+        }
+    }
+}
+
 /// Counts of ends since the router began.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct EndCounts {
@@ -90,6 +144,17 @@ pub(crate) struct EndCounts {
 }
 
 impl EndCounts {
+    /// Requests by verdict.
+    pub(crate) fn by_verdict(&self) -> [u64; Verdict::COUNT] {
+        let mut counts = [0; Verdict::COUNT];
+        let answers = AnswerOutcome::iter().map(Verdict::from).zip(self.answers);
+        let refused = RefusalReason::iter().map(Verdict::from).zip(self.refused);
+        for (verdict, count) in answers.chain(refused) {
+            counts[verdict as usize] += count;
+        }
+        counts
+    }
+
     /// Ends between those counts and these.
     pub(crate) fn since(&self, before: &Self) -> Self {
         Self {

@@ -73,8 +73,8 @@ fn the_outcome_is_a_word_for_how_it_ended() {
     assert_eq!(of(broken), pair("broken", Some("engine_lost")));
     assert_eq!(of(AccessLine { status: Some(413), ..line() }), pair("refused", Some("too_large")));
     assert_eq!(of(AccessLine { status: Some(404), ..line() }), pair("refused", Some("no_route")));
-    let engines = AccessLine { status: Some(400), outcome: Some(AnswerOutcome::Complete), ..line() };
-    assert_eq!(of(engines), pair("complete", Some("engine")));
+    let engines = AccessLine { status: Some(400), outcome: Some(AnswerOutcome::of_status(400)), ..line() };
+    assert_eq!(of(engines), pair("rejected", Some("engine")));
 }
 
 #[test]

@@ -45,6 +45,7 @@ use crate::crash_suspects::{self, Clearance, CrashSuspects, CrashWatch};
 use crate::fan_out::AnswerExchange;
 use crate::fleet::{Fleet, InFlight, Replica};
 use crate::metrics::RouterMetrics;
+use crate::outcome::AnswerOutcome;
 use crate::placement::{PlacementDecision, PlacementFeedback, Placer, Prompt, RequestQueue};
 use crate::resume_tier::{NotResumed, ResumeTier};
 use crate::resumption::{RecordMemory, ResumePlan, check_engine, check_replaying_engine, unasked_part, without_asking};
@@ -366,6 +367,7 @@ impl Dispatch {
             crash_watch,
             // An engine has not computed what it refuses.
             clears_suspicion: head.status < 400,
+            outcome_if_whole: AnswerOutcome::of_status(head.status),
             feedback,
             usage,
             has_unread_body,

@@ -30,7 +30,7 @@ use crate::direct_writing::{AnswerPipeline, DirectWriter};
 use crate::fan_out::AnswerExchange;
 use crate::fleet::{InFlight, Replica};
 use crate::metrics::RouterMetrics;
-use crate::outcome::LossCause;
+use crate::outcome::{AnswerOutcome, LossCause};
 use crate::placement::PlacementFeedback;
 use crate::response_affinity::ResponseIdReader;
 use crate::sse::{AnswerParser, ChunkOutcome, Dialect, SseScanner, TokenUsage};
@@ -49,6 +49,8 @@ pub(crate) struct RelayContext {
     /// Whether a complete answer shows that the request harms no engine. False if the engine had
     /// failed.
     pub clears_suspicion: bool,
+    /// The outcome of this answer if it is not cut short.
+    pub outcome_if_whole: AnswerOutcome,
     pub feedback: PlacementFeedback,
     /// Only comments have come so far. They keep the connection alive while the request waits in
     /// its engine.

@@ -10,7 +10,7 @@ use hostler_proto::fleet::v1::{FirstTokens, FleetFinding};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::outcome::{AnswerOutcome, EndCounts, RefusalReason};
+use crate::outcome::{AnswerOutcome, EndCounts, RefusalReason, Verdict};
 
 /// How long back the findings look.
 const WINDOW: Duration = Duration::from_secs(60);
@@ -62,6 +62,12 @@ fn failing_answers(ends: &EndCounts) -> Option<FleetFinding> {
             "found the router full",
             "add replicas, or send less at once: `router.max_queued` only lengthens the wait",
         ),
+        (answer(AnswerOutcome::Full), "were refused by an engine without room", "add replicas, or send less at once"),
+        (
+            answer(AnswerOutcome::Error),
+            "were answered with an error by their engine",
+            "`hostler logs` shows what the engine says; `hostler drain` takes one out of service that fails alone",
+        ),
         (refused(RefusalReason::Fleet), "found no replica that could take them", "`hostler ps` says why replicas do not serve"),
         (answer(AnswerOutcome::Broken), "broke off", "`hostler ps` and `hostler logs` say what became of their engines"),
         (
@@ -70,8 +76,9 @@ fn failing_answers(ends: &EndCounts) -> Option<FleetFinding> {
             "the access log names them: find out what they have in common",
         ),
     ];
-    let failed: u64 = causes.iter().map(|(count, ..)| count).sum();
-    let all = failed + answer(AnswerOutcome::Complete);
+    let verdicts = ends.by_verdict();
+    let failed = verdicts[Verdict::Full as usize] + verdicts[Verdict::Error as usize];
+    let all = failed + verdicts[Verdict::Answered as usize];
     if failed < MIN_FAILED || failed * TROUBLING_SHARE < all {
         return None;
     }
@@ -97,6 +104,8 @@ fn slow_first_tokens(first_tokens: Option<FirstTokens>, queued: usize) -> Option
 
 #[cfg(test)]
 mod tests {
+    use strum::IntoEnumIterator;
+
     use super::*;
 
     fn ends(complete: u64, refused: &[(RefusalReason, u64)]) -> EndCounts {
@@ -126,6 +135,36 @@ mod tests {
         assert_eq!(findings(&ends(10, &theirs), None, 0), []);
         assert_eq!(findings(&ends(0, &[(RefusalReason::Full, 4)]), None, 0), []);
         assert_eq!(findings(&ends(1000, &[(RefusalReason::Full, 40)]), None, 0), []);
+    }
+
+    #[test]
+    fn errors_that_engines_answer_with_are_found() {
+        let mut counts = ends(60, &[]);
+        counts.answers[AnswerOutcome::Error as usize] = 30;
+        counts.answers[AnswerOutcome::Full as usize] = 10;
+        counts.answers[AnswerOutcome::Rejected as usize] = 900;
+        let found = findings(&counts, None, 0);
+        assert_eq!(
+            found[0].evidence,
+            "40 of the 100 requests that ended in the last minute failed: 10 were refused by an engine without room, \
+             30 were answered with an error by their engine"
+        );
+        assert!(found[0].advice.contains("hostler logs"), "{}", found[0].advice);
+    }
+
+    #[test]
+    fn every_end_but_a_clients_fault_is_a_cause_or_an_answer() {
+        for outcome in AnswerOutcome::iter() {
+            let mut counts = EndCounts::default();
+            counts.answers[outcome as usize] = MIN_FAILED;
+            let is_failure = matches!(Verdict::from(outcome), Verdict::Full | Verdict::Error);
+            assert_eq!(findings(&counts, None, 0).iter().any(|found| found.evidence.contains("failed: 5 ")), is_failure, "{outcome:?}");
+        }
+        for reason in RefusalReason::iter() {
+            let counts = ends(0, &[(reason, MIN_FAILED)]);
+            let is_failure = matches!(Verdict::from(reason), Verdict::Full | Verdict::Error);
+            assert_eq!(findings(&counts, None, 0).iter().any(|found| found.evidence.contains("failed: 5 ")), is_failure, "{reason:?}");
+        }
     }
 
     #[test]

@@ -125,7 +125,7 @@ async fn a_refused_request_is_logged_with_its_cause() {
     // A refusal by the engine itself counts as its answer.
     let answer = edge.post(CHAT, &json!({"model": MODEL, "messages": "no list"})).await;
     let line = line_of(&folder, answer.header("x-hostler-id")).await;
-    assert_eq!((&line["outcome"], &line["cause"]), (&json!("complete"), &json!("engine")), "{line}");
+    assert_eq!((&line["outcome"], &line["cause"]), (&json!("rejected"), &json!("engine")), "{line}");
     assert_eq!(line["status"].as_u64(), Some(answer.status.as_u16().into()));
 }
 

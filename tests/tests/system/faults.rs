@@ -8,10 +8,10 @@ use std::time::Duration;
 use hostler_agent::AgentConfig;
 use hostler_proto::agent::v1::Phase;
 use http::StatusCode;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use crate::harness::{Answer, Answering, CHAT, Fleet, Setup, chat, chat_stream, unresumed_stream, until};
+use crate::harness::{Answer, Answering, CHAT, Endpoint, Fleet, MODEL, Setup, chat, chat_stream, unresumed_stream, until};
 
 /// Streams that have all begun, as evenly spread as the router spreads them, and that are not
 /// resumed.
@@ -206,6 +206,34 @@ async fn a_busy_engine_is_hidden_while_another_has_room() {
     fleet.fault("n0/0", "ok").await;
     assert_eq!(fleet.edge().post(CHAT, &chat(2)).await.status, 200);
     fleet.until_idle().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn errors_that_engines_answer_with_are_the_fleets_failures() {
+    let fleet = Fleet::start(Setup::agents(1).engine("--sim-err-on indigestible")).await;
+    let edge = fleet.edge();
+    let mut indigestible = chat(2);
+    indigestible["messages"][0]["content"] = "indigestible".into();
+    for _ in 0..3 {
+        assert_eq!(edge.post(CHAT, &chat(2)).await.status, 200);
+        assert_eq!(edge.post(CHAT, &indigestible).await.status, 500);
+    }
+    assert_eq!(edge.post(CHAT, &json!({"model": MODEL, "messages": "no list"})).await.status, 400, "which is the client's own fault");
+    fleet.fault("n0/0", "busy").await;
+    for _ in 0..4 {
+        assert_eq!(edge.post(CHAT, &chat(2)).await.status, 503);
+    }
+    let findings = fleet.admin().list().await.unwrap().findings;
+    let [finding] = &findings[..] else { panic!("{findings:#?}") };
+    assert_eq!(
+        finding.evidence,
+        "7 of the 10 requests that ended in the last minute failed: 4 were refused by an engine without room, \
+         3 were answered with an error by their engine"
+    );
+    let page = Endpoint::Tcp(fleet.routers[0].admin).get("/metrics").await.text();
+    for (verdict, count) in [("answered", 3), ("client_fault", 1), ("full", 4), ("error", 3), ("client_left", 0)] {
+        assert!(page.contains(&format!("hostler_requests_total{{verdict=\"{verdict}\"}} {count}\n")), "{page}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

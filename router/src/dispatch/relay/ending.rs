@@ -26,8 +26,8 @@ impl Relay {
             let most = self.context.usage_bounds;
             self.context.feedback.record_end(usage, self.seen_tokens(), most.context_tokens, most.work.answers == 1);
         }
-        self.context.metrics.record_end(AnswerOutcome::Complete, self.context.received_at);
-        self.context.log_entry.record_end(AnswerOutcome::Complete, None, usage);
+        self.context.metrics.record_end(self.context.outcome_if_whole, self.context.received_at);
+        self.context.log_entry.record_end(self.context.outcome_if_whole, None, usage);
         self.reconcile_usage(usage, true);
     }
 
@@ -62,9 +62,14 @@ impl Relay {
             if crate::simulation::sabotage::is(crate::simulation::sabotage::Sabotage::PermitKept) {
                 self.context.permit.keep();
             }
-            self.context.metrics.record_end(AnswerOutcome::ClientLeft, self.context.received_at);
+            // The status says how the answer ends, also to a client that does not read the rest.
+            let outcome = match self.context.outcome_if_whole {
+                AnswerOutcome::Complete => AnswerOutcome::ClientLeft,
+                failed => failed,
+            };
+            self.context.metrics.record_end(outcome, self.context.received_at);
             let usage = self.usage();
-            self.context.log_entry.record_end(AnswerOutcome::ClientLeft, None, usage);
+            self.context.log_entry.record_end(outcome, None, usage);
             self.reconcile_usage(usage, false);
         }
     }

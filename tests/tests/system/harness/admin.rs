@@ -5,7 +5,7 @@ use std::path::Path;
 use hostler_proto::agent::v1::Phase;
 use hostler_proto::fleet::v1::fleet_client::FleetClient;
 use hostler_proto::fleet::v1::{
-    Cache, Decision, ExpectRequest, ExpectedModel, ExplainRequest, ListRequest, LogsRequest, LoraRequest, ModelDemand, Node,
+    Cache, Decision, ExpectRequest, ExpectedModel, ExplainRequest, ListRequest, ListResponse, LogsRequest, LoraRequest, ModelDemand, Node,
     OpenPageRequest, OpenPageResponse, Replica, SleepRequest, TargetRequest,
 };
 use tonic::Status;
@@ -84,8 +84,12 @@ impl Admin {
         Ok(FleetClient::new(channel))
     }
 
+    pub(crate) async fn list(self) -> Result<ListResponse, Status> {
+        soon("the fleet's list", async { Ok(self.client().await?.list(ListRequest {}).await?.into_inner()) }).await
+    }
+
     pub(crate) async fn nodes(self) -> Result<Vec<Node>, Status> {
-        soon("the list of nodes", async { Ok(self.client().await?.list(ListRequest {}).await?.into_inner().nodes) }).await
+        Ok(self.list().await?.nodes)
     }
 
     pub(crate) async fn replicas(self) -> Result<Vec<Seen>, Status> {
@@ -107,8 +111,7 @@ impl Admin {
 
     /// Clients' demand for a model, if it is attached or expected.
     pub(crate) async fn demand(self, model: &str) -> Option<ModelDemand> {
-        let listed = soon("the list of demand", async { self.client().await?.list(ListRequest {}).await }).await.unwrap();
-        listed.into_inner().demand.into_iter().find(|demand| demand.model == model)
+        self.list().await.unwrap().demand.into_iter().find(|demand| demand.model == model)
     }
 
     pub(crate) async fn open_page(self, request: OpenPageRequest) -> Result<OpenPageResponse, Status> {
