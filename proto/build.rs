@@ -3,7 +3,7 @@
 //! reads.
 
 /// Messages that are written as JSON, by their fields' names.
-const JSON_MESSAGES: [&str; 24] = [
+const JSON_MESSAGES: [&str; 25] = [
     "agent.v1.EngineLoad",
     "agent.v1.Failure",
     "agent.v1.Finding",
@@ -19,6 +19,7 @@ const JSON_MESSAGES: [&str; 24] = [
     "fleet.v1.Cache",
     "fleet.v1.Decision",
     "fleet.v1.FirstTokens",
+    "fleet.v1.FleetEvent",
     "fleet.v1.FleetFinding",
     "fleet.v1.GoneJob",
     "fleet.v1.ModelDemand",

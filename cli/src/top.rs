@@ -4,8 +4,8 @@
 //! loop between them, the `terminal` and the router's answers (`calls`).
 
 mod calls;
-mod changes;
 mod draw;
+mod events;
 mod keys;
 mod meter;
 mod model;

@@ -48,6 +48,7 @@ use tokio::time::{Instant, timeout};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::engine_life::EngineLife;
+use crate::event_log::EventLog;
 use standing::SuspectStanding;
 pub(crate) use standing::{Ban, Fingerprint};
 pub(crate) use suspect_table::MAX_REQUESTS_PER_CRASH;
@@ -106,12 +107,13 @@ pub(crate) struct CrashSuspects {
     /// Notified when a trial has ended or a suspect's standing has changed.
     change_notify: Notify,
     ttl: Duration,
+    events: EventLog,
 }
 
 impl CrashSuspects {
     /// Creates a record in which a crash counts for `ttl`. Zero keeps no record.
     #[must_use]
-    pub(crate) fn new(ttl: Duration) -> Arc<Self> {
+    pub(crate) fn new(ttl: Duration, events: EventLog) -> Arc<Self> {
         Arc::new(Self {
             table: Mutex::new(SuspectTable::new(ttl, Instant::now())),
             suspect_count: AtomicUsize::new(0),
@@ -119,6 +121,7 @@ impl CrashSuspects {
             queued_count: AtomicUsize::new(0),
             change_notify: Notify::new(),
             ttl,
+            events,
         })
     }
 
@@ -136,7 +139,7 @@ impl CrashSuspects {
             return;
         }
         let refused = self.update_table(|table| table.record_reported_crash(&life, &crash.requests, at, now));
-        refused.iter().for_each(|(fingerprint, ban)| log_ban(*fingerprint, ban));
+        refused.iter().for_each(|(fingerprint, ban)| self.note_ban(*fingerprint, ban));
     }
 
     /// How many requests are charged with a crash, for the metrics.
@@ -177,17 +180,19 @@ impl CrashSuspects {
         (0..waiting.min(MAX_WOKEN)).for_each(|_| self.change_notify.notify_one());
         changed
     }
-}
 
-fn log_ban(fingerprint: Fingerprint, ban: &Ban) {
-    let replicas: Vec<&str> = ban.crashes.iter().map(|(replica, _)| &**replica).collect();
-    tracing::warn!(
-        event = "request_banned",
-        request = format!("{fingerprint:032x}"),
-        ?replicas,
-        seconds = ban.remaining.as_secs(),
-        "a request is refused from now on: engines have crashed with it"
-    );
+    fn note_ban(&self, fingerprint: Fingerprint, ban: &Ban) {
+        let replicas: Vec<&str> = ban.crashes.iter().map(|(replica, _)| &**replica).collect();
+        tracing::warn!(
+            event = "request_banned",
+            request = format!("{fingerprint:032x}"),
+            ?replicas,
+            seconds = ban.remaining.as_secs(),
+            "a request is refused from now on: engines have crashed with it"
+        );
+        let words = format!("a request is refused from now on: engines have crashed with it, on {}", replicas.join(", "));
+        self.events.record("request_banned", "", &words, true);
+    }
 }
 
 /// Whether a request may be sent now.
@@ -280,7 +285,7 @@ impl CrashWatch {
             }
             blamed
         });
-        blamed.ban.iter().for_each(|ban| log_ban(fingerprint, ban));
+        blamed.ban.iter().for_each(|ban| self.crash_suspects.note_ban(fingerprint, ban));
         blamed.is_excused
     }
 

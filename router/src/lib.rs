@@ -18,6 +18,7 @@ mod dispatch;
 mod edge;
 mod ending;
 mod engine_life;
+mod event_log;
 mod exposures;
 mod fan_out;
 mod fleet;

@@ -15,8 +15,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use hostler_placement::cost;
 use hostler_proto::fleet::v1::{
     Cache, Decision, ExpectRequest, ExpectResponse, ExplainRequest, ExplainResponse, GoneJob, ListRequest, ListResponse, LogsRequest,
-    LogsResponse, LoraRequest, Node, OpenPageRequest, OpenPageResponse, Rates, Replica, Scored, SleepRequest, TargetRequest,
-    TargetResponse, TenantUse, Terms, fleet_server,
+    LogsResponse, LoraRequest, Node, OpenPageRequest, OpenPageResponse, PastRequest, PastResponse, Rates, Replica, Scored, SleepRequest,
+    TargetRequest, TargetResponse, TenantUse, Terms, fleet_server,
 };
 use tokio::time::Instant;
 use tonic::{Code, Request, Response, Status};
@@ -117,6 +117,14 @@ impl fleet_server::Fleet for Operators {
         Ok(Response::new(LogsResponse { lines }))
     }
 
+    async fn past(&self, request: Request<PastRequest>) -> Result<Response<PastResponse>, Status> {
+        let PastRequest { after_event, most } = request.into_inner();
+        let events = self.fleet.events();
+        let last_event = events.last_number();
+        let most = if most == 0 { usize::MAX } else { most as usize };
+        Ok(Response::new(PastResponse { events: events.after(after_event, most), last_event }))
+    }
+
     async fn explain(&self, request: Request<ExplainRequest>) -> Result<Response<ExplainResponse>, Status> {
         let ExplainRequest { id, most } = request.into_inner();
         let most = if most == 0 { 10 } else { most as usize }.min(MAX_DECISIONS);
@@ -206,6 +214,7 @@ impl Operators {
         let view = self.fleet.view().clone();
         if !name.is_empty() {
             let (directives, indices, replicas) = find_target(&view, name)?;
+            self.fleet.events().record("order_given", name, &format!("an operator orders: {order} {name}"), false);
             directives.order(order, indices).await?;
             return Ok(Response::new(TargetResponse { replicas }));
         }
@@ -214,6 +223,7 @@ impl Operators {
         if targets.is_empty() {
             return Err(Status::not_found("there are no replicas yet"));
         }
+        self.fleet.events().record("order_given", "", &format!("an operator orders: {order} all replicas"), false);
         let ordered = targets.into_iter().map(|(node, (directives, indices, replicas))| {
             let order = order.clone();
             async move { NodeAnswer { node, answer: directives.order(order, indices).await, replicas } }

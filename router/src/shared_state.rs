@@ -15,6 +15,7 @@ use crate::background::BackgroundTasks;
 use crate::config::RouterConfig;
 use crate::crash_suspects::CrashSuspects;
 use crate::dispatch::{Dispatch, RetryBudgets};
+use crate::event_log::EventLog;
 use crate::fleet::{CacheReportQueue, Fleet, SessionDeps};
 use crate::keys::PageSessions;
 use crate::metrics::RouterMetrics;
@@ -51,14 +52,15 @@ pub(crate) struct SharedState {
 
 impl SharedState {
     pub(crate) fn start(config: &RouterConfig, succession: Succession, shutdown: &Shutdown) -> Self {
-        let tasks = BackgroundTasks::default();
+        let (tasks, events) = (BackgroundTasks::default(), EventLog::default());
+        events.record("router_started", "", concat!("router ", env!("CARGO_PKG_VERSION"), " has begun"), false);
         Self {
             serving: shutdown.child(),
             succession,
-            fleet: Fleet::start(config.lease.max(MIN_LEASE), &tasks),
+            fleet: Fleet::start(config.lease.max(MIN_LEASE), events.clone(), &tasks),
             index: Arc::new(CacheIndex::new()),
             prompts: Prompts::new(config.cache_folder(), config.tokenizer_threads()),
-            crash_suspects: CrashSuspects::new(config.crash_suspect_ttl),
+            crash_suspects: CrashSuspects::new(config.crash_suspect_ttl, events),
             admission: Admission::new(config.max_in_flight),
             response_affinity: ResponseAffinity::default(),
             admin_end: tasks.end().child_token(),

@@ -149,6 +149,12 @@ def test_an_engine_dies_and_comes_back_before_the_viewers_eyes(up, browser, fold
     browser.wait(has("#events", "→ ready"))
     browser.wait(has("#health", "2 of 2 replicas ready"))
     browser.screenshot(folder / "page-died.png")
+    browser.evaluate("sessionStorage.clear()")
+    browser.open("about:blank")
+    browser.open(address(up))
+    browser.wait(has("#events", f"{victim.id} ready → failed"))
+    told = browser.evaluate(shown("#events"))
+    assert "has begun" in told and "→ ready" in told, "who opens the page later learns of it too"
 
 
 def test_an_order_asks_first_and_a_watcher_has_none(up, browser):
@@ -163,7 +169,7 @@ def test_an_order_asks_first_and_a_watcher_has_none(up, browser):
     assert [one.phase for one in up.replicas()] == ["ready", "ready"], "nothing happens without a yes"
     browser.click("dialog.detail .orders button")
     browser.click("dialog.question .danger")
-    browser.wait(has("#events", f"you ordered: drain {replica}"))
+    browser.wait(has("#events", f"an operator orders: drain {replica}"))
     browser.wait(has("#health", "1 of 2 replicas ready"))
     browser.evaluate("sessionStorage.clear()")
     browser.open("about:blank")

@@ -3,10 +3,11 @@
 use std::future::Future;
 use std::time::Duration;
 
-use hostler_proto::fleet::v1::{ExplainRequest, ListResponse, LogsRequest, TargetRequest};
+use hostler_proto::fleet::v1::{ExplainRequest, ListResponse, LogsRequest, PastRequest, PastResponse, TargetRequest};
 use tokio::time::timeout;
-use tonic::{Response, Status};
+use tonic::{Code, Response, Status};
 
+use super::events::MAX_EVENTS;
 use super::model::ReplicaDetail;
 use super::order::{FleetOrder, OrderKind};
 use crate::admin::{AdminClient, RouterAddress, list_fleet, status_error};
@@ -30,6 +31,8 @@ const DECISIONS: u32 = 100;
 #[derive(Debug)]
 pub(super) enum RouterCall {
     Look {
+        /// Number of the last event that is known.
+        after_event: u64,
         /// Replica whose details are shown.
         detail: Option<String>,
     },
@@ -38,7 +41,7 @@ pub(super) enum RouterCall {
 
 #[derive(Debug)]
 pub(super) enum RouterAnswer {
-    Seen(Box<ListResponse>, Option<ReplicaDetail>),
+    Seen(Box<ListResponse>, PastResponse, Option<ReplicaDetail>),
     /// Why the router has not answered.
     Silent(String),
     Ordered(FleetOrder, Result<Vec<String>, String>),
@@ -52,13 +55,13 @@ pub(super) async fn carry_out(
     call: RouterCall,
 ) -> (Option<AdminClient>, RouterAnswer) {
     match call {
-        RouterCall::Look { detail } => match within(LOOK_DEADLINE, list(router, client)).await {
-            Ok((mut client, listed)) => {
+        RouterCall::Look { after_event, detail } => match within(LOOK_DEADLINE, look(router, client, after_event)).await {
+            Ok((mut client, listed, past)) => {
                 let detail = match detail {
                     Some(replica) => Some(look_closely(&mut client, replica).await),
                     None => None,
                 };
-                (Some(client), RouterAnswer::Seen(Box::new(listed), detail))
+                (Some(client), RouterAnswer::Seen(Box::new(listed), past, detail))
             }
             Err(cause) => (None, RouterAnswer::Silent(cause)),
         },
@@ -69,10 +72,20 @@ pub(super) async fn carry_out(
     }
 }
 
-async fn list(router: &RouterAddress, client: Option<AdminClient>) -> anyhow::Result<(AdminClient, ListResponse)> {
+async fn look(
+    router: &RouterAddress,
+    client: Option<AdminClient>,
+    after_event: u64,
+) -> anyhow::Result<(AdminClient, ListResponse, PastResponse)> {
     let mut client = connected(router, client).await?;
     let listed = list_fleet(&mut client).await?;
-    Ok((client, listed))
+    let request = PastRequest { after_event, most: u32::try_from(MAX_EVENTS).unwrap_or(u32::MAX) };
+    let past = match client.past(request).await {
+        // A router of an earlier version.
+        Err(status) if status.code() == Code::Unimplemented => PastResponse::default(),
+        answered => answered.map_err(status_error)?.into_inner(),
+    };
+    Ok((client, listed, past))
 }
 
 async fn look_closely(client: &mut AdminClient, replica: String) -> ReplicaDetail {

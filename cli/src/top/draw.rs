@@ -105,7 +105,10 @@ fn draw_events(buffer: &mut Buffer, area: Rect, model: &TopModel, palette: Palet
     let room = Rect { y: area.y + 1, height: area.height.saturating_sub(1), ..area };
     let shown = model.events.latest(room.height.into());
     let lines: Vec<Line<'static>> = shown
-        .map(|event| Line::from(vec![span(&clock(event.at), palette.label()), span(&format!("  {}", event.words), palette.plain())]))
+        .map(|event| {
+            let style = if event.is_grave { palette.alarm() } else { palette.plain() };
+            Line::from(vec![span(&clock(event.at), palette.label()), span(&format!("  {}", event.words), style)])
+        })
         .collect();
     write_all(buffer, room, &lines);
 }

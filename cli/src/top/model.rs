@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use hostler_proto::fleet::v1::{Decision, ListResponse, Node};
 
-use super::changes::{EventLog, changes};
+use super::events::RecentEvents;
 use super::meter::TokenMeter;
 use super::order::{FleetOrder, Question, SortKey, SortedReplica, matches_filter};
 
@@ -64,7 +64,7 @@ pub(super) struct TopModel {
     /// The last answer, and when it came.
     pub(super) fleet: Option<(ListResponse, Moment)>,
     pub(super) silence: Option<RouterSilence>,
-    pub(super) events: EventLog,
+    pub(super) events: RecentEvents,
     pub(super) mode: KeyMode,
     pub(super) panel: Panel,
     pub(super) sort: SortKey,
@@ -87,7 +87,7 @@ impl TopModel {
             now,
             fleet: None,
             silence: None,
-            events: EventLog::default(),
+            events: RecentEvents::default(),
             mode: KeyMode::default(),
             panel: Panel::default(),
             sort: SortKey::default(),
@@ -107,9 +107,6 @@ impl TopModel {
         if let Some(silence) = self.silence.take() {
             let seconds = now.at.duration_since(silence.since.at).as_secs();
             self.events.push(now.wall, format!("the router answers again, after {seconds} s"));
-        }
-        if let Some((before, _)) = &self.fleet {
-            changes(before, &fleet).into_iter().for_each(|words| self.events.push(now.wall, words));
         }
         self.meters.retain(|id, _| fleet.find_replica(id).is_some());
         for (_, replica) in fleet.replicas() {
@@ -148,7 +145,6 @@ impl TopModel {
             Ok(replicas) => format!("ordered: {} {}", kind.as_str(), replicas.join(", ")),
             Err(error) => format!("could not {} {target}: {error}", kind.as_str()),
         };
-        self.events.push(now.wall, self.notice.clone());
     }
 
     /// How old the shown figures are, if they are out of date.

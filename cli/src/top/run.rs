@@ -68,7 +68,8 @@ pub(super) async fn run(router: &RouterAddress, first: AdminClient, pause: Durat
         }
         if wanted.is_none() && is_due && call.is_none() {
             is_due = false;
-            wanted = Some(RouterCall::Look { detail: model.detail.as_ref().map(|shown| shown.replica.clone()) });
+            let detail = model.detail.as_ref().map(|shown| shown.replica.clone());
+            wanted = Some(RouterCall::Look { after_event: model.events.last_number(), detail });
         }
         if let Some(wanted) = wanted {
             is_order = matches!(wanted, RouterCall::Order(_));
@@ -79,7 +80,8 @@ pub(super) async fn run(router: &RouterAddress, first: AdminClient, pause: Durat
 
 fn take_answer(model: &mut TopModel, answer: RouterAnswer) {
     match answer {
-        RouterAnswer::Seen(fleet, detail) => {
+        RouterAnswer::Seen(fleet, past, detail) => {
+            model.events.extend(past);
             model.apply(*fleet, now());
             detail.into_iter().for_each(|detail| model.apply_detail(detail));
         }

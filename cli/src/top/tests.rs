@@ -4,9 +4,8 @@ mod fixture;
 mod screens;
 
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
-use hostler_proto::agent::v1 as agent;
 
-use self::fixture::{at, fleet, model, press, seen, type_keys};
+use self::fixture::{at, fleet, model, past, press, seen, type_keys};
 use super::keys::KeyIntent;
 use super::model::{KeyMode, Panel, ReplicaDetail};
 use super::order::{FleetOrder, OrderKind};
@@ -20,37 +19,17 @@ fn words(model: &super::model::TopModel) -> Vec<String> {
 }
 
 #[test]
-fn changes_between_two_answers_are_logged_once() {
+fn the_routers_events_stand_in_the_order_in_which_they_happened() {
     let mut model = seen(fleet(), 0);
-    assert!(words(&model).is_empty(), "what is there at first is no event");
-    let mut next = fleet();
-    next.nodes[0].replicas[0].state.as_mut().unwrap().phase = agent::Phase::Draining.into();
-    next.nodes[0].replicas[0].state.as_mut().unwrap().reason = "an operator ordered it\nmore".into();
-    next.nodes[1].attached = false;
-    next.nodes[1].replicas[1].epoch = 9;
-    let gone = next.nodes.pop().unwrap();
-    next.gone_jobs.push(hostler_proto::fleet::v1::GoneJob { node: gone.name, job: gone.job, gone_ms_ago: 10, reason: "agent lost".into() });
-    model.apply(next.clone(), at(1));
-    let told = [
-        "gpu-1/0 ready → draining: an operator ordered it",
-        "node gpu-2: its agent is not connected",
-        "gpu-2/1 has another engine, failed: CUDA out of memory",
-        "node x3.12 is gone",
-        "node x3.12: job 12.head run 2 is gone: agent lost",
-    ];
-    assert_eq!(words(&model), told);
-    model.apply(next, at(2));
-    assert_eq!(words(&model), told, "nothing has changed since");
-    model.apply(fleet(), at(3));
-    assert_eq!(
-        words(&model)[5..],
-        [
-            "gpu-1/0 draining → ready",
-            "node gpu-2: its agent is connected again",
-            "gpu-2/1 has another engine, failed: CUDA out of memory",
-            "node x3.12 has come, job 12.head run 2",
-        ]
-    );
+    assert!(words(&model).is_empty());
+    model.events.extend(past(&[(1, 3, "node gpu-1 has come"), (2, 9, "gpu-1/0 ready → failed: CUDA out of memory")]));
+    model.events.push(at(5).wall, "the router answers again, after 3 s".into());
+    let told = ["node gpu-1 has come", "the router answers again, after 3 s", "gpu-1/0 ready → failed: CUDA out of memory"];
+    assert_eq!((words(&model), model.events.last_number()), (told.map(str::to_owned).to_vec(), 2));
+    model.events.extend(past(&[]));
+    assert_eq!(model.events.last_number(), 0, "a router that has begun anew is asked for everything");
+    model.events.extend(past(&[(1, 12, "router 0.3.0 has begun")]));
+    assert_eq!((words(&model).len(), model.events.last_number()), (4, 1));
 }
 
 #[test]
@@ -117,7 +96,7 @@ fn an_order_is_sent_only_after_a_yes() {
     press(&mut model, KeyCode::Char('d'));
     assert_eq!(press(&mut model, KeyCode::Char('y')), Some(KeyIntent::Order(order.clone())));
     model.apply_order(&order, Ok(vec!["gpu-1/0".into()]), at(1));
-    assert_eq!((model.notice.as_str(), words(&model)), ("ordered: drain gpu-1/0", vec!["ordered: drain gpu-1/0".to_owned()]));
+    assert_eq!(model.notice, "ordered: drain gpu-1/0");
     model.apply_order(&order, Err("the agent is gone".into()), at(2));
     assert_eq!(model.notice, "could not drain gpu-1/0: the agent is gone");
 }

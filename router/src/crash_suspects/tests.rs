@@ -210,7 +210,7 @@ fn only_equal_requests_share_a_fingerprint() {
 
 #[tokio::test(start_paused = true)]
 async fn a_disabled_crash_record_blames_nobody() {
-    let suspects = CrashSuspects::new(Duration::ZERO);
+    let suspects = CrashSuspects::new(Duration::ZERO, EventLog::default());
     let crash = ReportedCrash { epoch: 1, age: Duration::ZERO, requests: vec![KILLER; 2] };
     suspects.record_reported_crash("n0/0", &crash);
     suspects.record_reported_crash("n1/0", &crash);
@@ -220,7 +220,7 @@ async fn a_disabled_crash_record_blames_nobody() {
 
 #[tokio::test(start_paused = true)]
 async fn a_banned_request_learns_why_and_for_how_long() {
-    let suspects = CrashSuspects::new(WINDOW);
+    let suspects = CrashSuspects::new(WINDOW, EventLog::default());
     tokio::time::advance(SECOND * 10).await;
     for (replica, age, beside) in [("n0/0", SECOND * 9, FELLOW), ("n1/0", SECOND * 2, 3)] {
         suspects.record_reported_crash(replica, &ReportedCrash { epoch: 1, age, requests: vec![KILLER, beside] });
@@ -235,7 +235,7 @@ async fn a_banned_request_learns_why_and_for_how_long() {
 
 #[tokio::test(start_paused = true)]
 async fn a_waiting_suspect_goes_when_the_other_has_finished() {
-    let suspects = CrashSuspects::new(WINDOW);
+    let suspects = CrashSuspects::new(WINDOW, EventLog::default());
     let crash = ReportedCrash { epoch: 1, age: Duration::ZERO, requests: vec![KILLER, FELLOW] };
     suspects.record_reported_crash("n0/0", &crash);
     let mut first = suspects.watch(Some(KILLER));
@@ -255,7 +255,7 @@ async fn a_waiting_suspect_goes_when_the_other_has_finished() {
 
 #[tokio::test(start_paused = true)]
 async fn an_excused_crash_frees_those_that_wait_for_trials() {
-    let suspects = CrashSuspects::new(WINDOW);
+    let suspects = CrashSuspects::new(WINDOW, EventLog::default());
     let crash = ReportedCrash { epoch: 1, age: Duration::ZERO, requests: vec![KILLER, FELLOW] };
     suspects.record_reported_crash("n0/0", &crash);
     let fellow = suspects.watch(Some(FELLOW));
@@ -268,7 +268,7 @@ async fn an_excused_crash_frees_those_that_wait_for_trials() {
 
 #[tokio::test(start_paused = true)]
 async fn a_stream_passes_its_trial_with_its_third_token_event() {
-    let suspects = CrashSuspects::new(WINDOW);
+    let suspects = CrashSuspects::new(WINDOW, EventLog::default());
     let crash = ReportedCrash { epoch: 1, age: Duration::ZERO, requests: vec![KILLER, FELLOW] };
     suspects.record_reported_crash("n0/0", &crash);
     let mut first = suspects.watch(Some(KILLER));
@@ -284,7 +284,7 @@ async fn a_stream_passes_its_trial_with_its_third_token_event() {
 
 #[tokio::test(start_paused = true)]
 async fn a_leaving_client_frees_its_trial_only_once_answered() {
-    let suspects = CrashSuspects::new(WINDOW);
+    let suspects = CrashSuspects::new(WINDOW, EventLog::default());
     let crash = ReportedCrash { epoch: 1, age: Duration::ZERO, requests: vec![KILLER, FELLOW] };
     suspects.record_reported_crash("n0/0", &crash);
     for answered in [true, false] {

@@ -45,6 +45,8 @@ impl Dispatch {
                 crashes = confinement.crashes,
                 "requests of a tenant have crashed engines: all its requests for this model go to one replica"
             );
+            let words = format!("requests of {} have crashed {} engines: all of them go to {replica}", outgoing.owner, confinement.crashes);
+            self.fleet.events().record("tenant_confined", replica, &words, true);
         }
         let others = view.replicas.iter().map(|replica| &replica.id).filter(|id| confinement.replica.as_ref() != Some(id));
         let closed = tried.iter().chain(others).cloned().collect();

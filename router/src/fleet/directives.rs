@@ -51,6 +51,20 @@ pub(crate) enum ReplicaOrder {
     },
 }
 
+impl std::fmt::Display for ReplicaOrder {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Drain => formatter.write_str("drain"),
+            Self::Restart => formatter.write_str("restart"),
+            Self::Release => formatter.write_str("release"),
+            Self::Sleep { .. } => formatter.write_str("sleep"),
+            Self::Wake => formatter.write_str("wake"),
+            Self::Lora { name, path } if path.is_empty() => write!(formatter, "unload the adapter {name} on"),
+            Self::Lora { name, .. } => write!(formatter, "load the adapter {name} on"),
+        }
+    }
+}
+
 #[derive(Debug, Clone)]
 pub(crate) struct Directives {
     to_agent: mpsc::Sender<Result<wire::AttachResponse, Status>>,

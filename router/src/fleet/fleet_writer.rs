@@ -11,6 +11,7 @@ use tokio::time::{Instant, MissedTickBehavior, sleep_until};
 
 use super::agent_report::AgentReport;
 use super::aliases::contested_aliases;
+use super::changes::{NodeArrival, note_replica};
 use super::directives::Directives;
 use super::expectation::{ANNOUNCEMENT_TTL, Expectations};
 use super::gone_jobs::GoneJobs;
@@ -21,6 +22,7 @@ use super::replica_cache::ReplicaCache;
 use super::replica_status::{Phase, ReplicaLoad, ReplicaStatus};
 use super::view::{FleetView, Node, Replica};
 use crate::background::BackgroundTasks;
+use crate::event_log::EventLog;
 use crate::lanes::Lanes;
 
 /// How long a node that has lost its connection is still shown, so that operators see it go and
@@ -98,19 +100,20 @@ pub(crate) struct Fleet {
     lease: Duration,
     /// Why this router has cut off the remaining answers.
     cut_off: Arc<OnceLock<&'static str>>,
+    events: EventLog,
 }
 
 impl Fleet {
     #[must_use]
-    pub(crate) fn start(lease: Duration, tasks: &BackgroundTasks) -> Self {
+    pub(crate) fn start(lease: Duration, events: EventLog, tasks: &BackgroundTasks) -> Self {
         let (updates, received) = mpsc::channel(MAX_QUEUED_UPDATES);
         let started = Instant::now();
         let view = Arc::new(ArcSwap::from_pointee(FleetView::new(started, lease)));
-        let fleet = Self { view, updates, lease, cut_off: Arc::default() };
+        let fleet = Self { view, updates, lease, cut_off: Arc::default(), events: events.clone() };
         let writer = FleetWriter {
             fleet: fleet.clone(),
             nodes: BTreeMap::new(),
-            gone_jobs: GoneJobs::default(),
+            gone_jobs: GoneJobs::new(events),
             expectations: Arc::default(),
             contested_aliases: Arc::default(),
             announced_at: started,
@@ -128,6 +131,12 @@ impl Fleet {
     #[must_use]
     pub(crate) fn view(&self) -> Guard<Arc<FleetView>> {
         self.view.load()
+    }
+
+    /// What has happened to the fleet in the last hour.
+    #[must_use]
+    pub(crate) fn events(&self) -> &EventLog {
+        &self.events
     }
 
     #[must_use]
@@ -188,6 +197,9 @@ struct AttachedNode {
     last_report: Instant,
     /// Counts the lines about its replicas, also over attachments.
     log_lines: LogLines,
+    /// What is said of the attachment once its first snapshot is here.
+    arrival: Option<NodeArrival>,
+    events: EventLog,
 }
 
 impl FleetWriter {
@@ -233,6 +245,7 @@ impl FleetWriter {
         match update {
             FleetUpdate::Attached { attachment, node, agent_version, agent_run: life, lanes, directives } => {
                 let previous = self.nodes.remove(&node);
+                let arrival = previous.as_ref().map_or(NodeArrival::New, |previous| NodeArrival::again(previous.node.is_attached));
                 self.gone_jobs.forget(&node, life);
                 if let Some(previous) = &previous {
                     previous.lanes.mark_lost();
@@ -250,7 +263,8 @@ impl FleetWriter {
                     (replica.cache, replica.job) = (ReplicaCache::default(), None);
                 }
                 let described = Node { name: node.clone(), agent_version, agent_run: life, is_attached: true, directives, job: None };
-                let attached = AttachedNode { attachment, node: described, lanes, replicas, last_report: Instant::now(), log_lines };
+                let (last_report, events, arrival) = (Instant::now(), self.fleet.events.clone(), Some(arrival));
+                let attached = AttachedNode { attachment, node: described, lanes, replicas, last_report, log_lines, arrival, events };
                 self.nodes.insert(node, attached);
             }
             FleetUpdate::Reported { attachment, snapshot, replicas } => {
@@ -266,6 +280,10 @@ impl FleetWriter {
             }
             FleetUpdate::JobReported { attachment, job } => {
                 let Some(attached) = self.nodes.values_mut().find(|attached| attached.attachment == attachment) else { return false };
+                if attached.node.job.as_deref().is_none_or(|known| known.id != job.id || known.run != job.run) {
+                    let name = &attached.node.name;
+                    attached.events.record("job_reported", name, &format!("node {name} is in {job}"), false);
+                }
                 let job = Some(Arc::new(job));
                 attached.replicas.values_mut().for_each(|replica| Arc::make_mut(replica).job.clone_from(&job));
                 attached.node.job = job;
@@ -282,7 +300,6 @@ impl FleetWriter {
                 attached.node.is_attached = false;
                 attached.lanes.mark_lost();
                 attached.last_report = Instant::now();
-                self.gone_jobs.record(&attached.node, &attached.replicas, attached.last_report);
                 for replica in attached.replicas.values_mut().map(Arc::make_mut) {
                     (replica.lease_lapsed, replica.cache) = (true, ReplicaCache::default());
                     replica.last_report = attached.last_report;
@@ -292,6 +309,10 @@ impl FleetWriter {
                     node = %attached.node.name,
                     "agent lost: its replicas get no requests until it attaches again"
                 );
+                let (name, has_left) = (&attached.node.name, attached.has_left());
+                let how = if has_left { "has left" } else { "is not connected" };
+                attached.events.record("agent_lost", name, &format!("node {name}: its agent {how}"), !has_left);
+                self.gone_jobs.record(&attached.node, &attached.replicas, attached.last_report);
             }
             FleetUpdate::Announced(expectations) => {
                 self.expectations = Arc::new(expectations.replace(&self.expectations));
@@ -312,6 +333,7 @@ impl FleetWriter {
                 tracing::info!(node = %name, "node forgotten: its agent has left");
             } else if !keep {
                 tracing::warn!(event = "node_lost", node = %name, "node forgotten: its agent has not come back");
+                attached.events.record("node_lost", name, &format!("node {name} is gone: its agent has not come back"), true);
                 self.nodes_lost += 1;
             }
             keep
@@ -319,11 +341,15 @@ impl FleetWriter {
         let mut changed = self.gone_jobs.prune(Instant::now()) || self.nodes.len() != before;
         if !self.expectations.is_empty() && self.announced_at.elapsed() > ANNOUNCEMENT_TTL {
             tracing::warn!(event = "controller_silent", "the controller is silent: no model is expected any more");
+            self.fleet.events.record("controller_silent", "", "the controller is silent: no model is expected any more", true);
             (self.expectations, changed) = (Arc::default(), true);
         }
         self.nodes.values_mut().for_each(AttachedNode::count_left_out_lines);
         for attached in self.nodes.values_mut().filter(|attached| attached.node.is_attached && attached.last_report.elapsed() > lease) {
-            let AttachedNode { replicas, log_lines, .. } = attached;
+            let AttachedNode { node, replicas, log_lines, events, .. } = attached;
+            if replicas.values().any(|replica| !replica.lease_lapsed) {
+                events.record("agent_silent", &node.name, &format!("node {} is silent: no report within the lease", node.name), true);
+            }
             for replica in replicas.values_mut().filter(|replica| !replica.lease_lapsed) {
                 if log_lines.take(Instant::now()) {
                     tracing::warn!(event = "agent_silent", replica = %replica.id, "suspect: its agent has sent no report within the lease");
@@ -392,14 +418,20 @@ impl AttachedNode {
         let is_urgent = snapshot
             || changes.iter().any(|change| change.state.is_some() || !is_known(change))
             || self.replicas.values().any(|replica| replica.lease_lapsed);
+        let name = &self.node.name;
+        if self.arrival.is_none() && self.replicas.values().any(|replica| replica.lease_lapsed) {
+            self.events.record("agent_heard", name, &format!("node {name} reports again"), false);
+        }
         if snapshot {
             let reported: BTreeSet<u32> = changes.iter().map(|change| change.index).collect();
-            self.replicas.retain(|index, _| reported.contains(index));
+            let gone = self.replicas.extract_if(.., |index, _| !reported.contains(index));
+            gone.for_each(|(_, replica)| self.events.record("replica_gone", &replica.id, &format!("{} is gone", replica.id), false));
         }
         for change in changes {
             match self.replicas.get_mut(&change.index) {
                 Some(replica) => {
                     let replica = Arc::make_mut(replica);
+                    let before = (replica.state.phase, replica.epoch);
                     if replica.epoch != change.epoch {
                         replica.cache = ReplicaCache::default();
                     }
@@ -411,9 +443,6 @@ impl AttachedNode {
                         if state.models.is_empty() {
                             state.models.clone_from(&replica.state.models);
                         }
-                        if state.phase != replica.state.phase {
-                            log_phase(&mut self.log_lines, &replica.id, &state);
-                        }
                         replica.state = Arc::new(state);
                     }
                     if change.load.as_ref().is_some_and(|load| load.served > replica.load.served) {
@@ -421,9 +450,15 @@ impl AttachedNode {
                     }
                     replica.load = change.load.unwrap_or_else(|| std::mem::take(&mut replica.load));
                     replica.report.merge(change.report);
+                    if (replica.state.phase, replica.epoch) != before && self.log_lines.take(Instant::now()) {
+                        note_replica(&self.events, replica, Some(before));
+                    }
                 }
                 None => self.insert_replica(change),
             }
+        }
+        if let Some(arrival) = self.arrival.take_if(|_| snapshot) {
+            self.events.record("agent_attached", &self.node.name, &arrival.words(&self.node, self.replicas.values()), false);
         }
         for replica in self.replicas.values_mut().map(Arc::make_mut) {
             (replica.lease_lapsed, replica.last_report) = (false, self.last_report);
@@ -453,14 +488,11 @@ impl AttachedNode {
             lanes: self.lanes.clone(),
             job: self.node.job.clone(),
         };
-        log_phase(&mut self.log_lines, &replica.id, &replica.state);
+        if self.log_lines.take(Instant::now()) {
+            // A node's arrival counts its replicas in one event.
+            let events = if self.arrival.is_some() { &EventLog::default() } else { &self.events };
+            note_replica(events, &replica, None);
+        }
         self.replicas.insert(change.index, Arc::new(replica));
-    }
-}
-
-/// Writes a line, unless the node has had its share of them in this minute.
-fn log_phase(lines: &mut LogLines, replica: &str, state: &ReplicaStatus) {
-    if lines.take(Instant::now()) {
-        tracing::info!(event = "replica_phase", %replica, phase = state.phase.as_str(), reason = state.reason, "phase");
     }
 }

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use super::job::{GoneJob, Job};
 use super::replica_status::Phase;
 use super::view::{Node, Replica};
+use crate::event_log::EventLog;
 
 /// How long a job is remembered after its agent has gone.
 const RETENTION: Duration = Duration::from_secs(30 * 60);
@@ -20,15 +21,23 @@ const MAX_GONE_JOBS: usize = 256;
 /// Most characters of an engine's failure that are kept.
 const MAX_FAILURE_CHARS: usize = 300;
 
+/// How the agent of a job went that had stopped its engines.
+const DRAINED: &str = "drained";
+
 /// The latest gone jobs, the oldest first.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct GoneJobs {
     jobs: VecDeque<GoneJob>,
     /// The list that readers get.
     shared: Arc<[GoneJob]>,
+    events: EventLog,
 }
 
 impl GoneJobs {
+    pub(super) fn new(events: EventLog) -> Self {
+        Self { jobs: VecDeque::new(), shared: Arc::default(), events }
+    }
+
     pub(super) fn shared(&self) -> Arc<[GoneJob]> {
         self.shared.clone()
     }
@@ -38,6 +47,7 @@ impl GoneJobs {
         let Some(job) = node.job.clone() else { return };
         let reason = reason(&job, replicas.values(), now);
         tracing::info!(event = "job_gone", node = %node.name, %job, %reason, "a job's agent is gone");
+        self.events.record("job_gone", &node.name, &format!("node {}: {job} is gone: {reason}", node.name), !reason.starts_with(DRAINED));
         if self.jobs.len() >= MAX_GONE_JOBS {
             self.jobs.pop_front();
         }
@@ -75,7 +85,7 @@ fn reason<'a>(job: &Job, replicas: impl Iterator<Item = &'a Arc<Replica>> + Clon
     let has_left = |replica: &Arc<Replica>| replica.state.phase == Phase::Stopped;
     let is_over = job.ends_at.is_some_and(|end| end <= now);
     let how = match (replicas.clone().all(has_left), is_over) {
-        (true, _) => "drained",
+        (true, _) => DRAINED,
         (false, true) => "agent lost after the job's end",
         (false, false) => "agent lost",
     };

@@ -8,6 +8,7 @@
 mod agent_report;
 mod aliases;
 mod arrival;
+mod changes;
 mod directives;
 mod expectation;
 mod fleet_writer;

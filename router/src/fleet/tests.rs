@@ -13,6 +13,7 @@ pub(crate) use super::fleet_writer::ReplicaChange;
 use super::job::Scheduler;
 use super::*;
 use crate::background::BackgroundTasks;
+use crate::event_log::EventLog;
 use crate::lanes::{Lane, Lanes};
 
 pub(crate) const LEASE: Duration = Duration::from_secs(3);
@@ -83,7 +84,7 @@ fn candidates(fleet: &Fleet, model: Option<&str>) -> Vec<usize> {
 }
 
 pub(crate) fn fleet() -> Fleet {
-    Fleet::start(LEASE, &BackgroundTasks::default())
+    Fleet::start(LEASE, EventLog::default(), &BackgroundTasks::default())
 }
 
 /// A ready replica of the model at this path, with the path's last part as its alias.
@@ -559,4 +560,37 @@ async fn a_node_is_lost_unless_it_left_or_returns() {
     assert_eq!((fleet.view().nodes_lost, fleet.view().nodes.len()), (0, 3));
     sleep(Duration::from_secs(4)).await;
     assert_eq!((fleet.view().nodes_lost, fleet.view().nodes.len()), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_happens_to_nodes_and_replicas_is_remembered() {
+    let fleet = fleet();
+    let words = |after| fleet.events().after(after, 100).into_iter().map(|event| event.words).collect::<Vec<_>>();
+    let loading = ReplicaChange { state: Some(state(Phase::Loading, "m")), ..ready(1) };
+    attach(&fleet, 1, vec![ready(0), loading]).await;
+    report_job(&fleet, 1, (60, 90)).await;
+    assert_eq!(words(0), ["node n has come: 1 of its 2 replicas ready", "node n is in job 12.head"]);
+    let failure = Some(wire::Failure { cause: "CUDA out of memory\nmore".into(), ..wire::Failure::default() });
+    let told =
+        AgentReport { state: Some(Arc::new(wire::ReplicaState { failure, ..wire::ReplicaState::default() })), ..AgentReport::default() };
+    let failed = ReplicaChange { state: Some(state(Phase::Failed, "m")), report: told, ..ready(0) };
+    report(&fleet, 1, false, vec![failed]).await;
+    report(&fleet, 1, false, vec![ReplicaChange { epoch: 2, ..ready(0) }]).await;
+    report(&fleet, 1, false, vec![ReplicaChange { epoch: 3, ..ready(0) }]).await;
+    assert_eq!(words(2), ["n/0 ready → failed: CUDA out of memory", "n/0 failed → ready", "n/0 has another engine, ready"]);
+    assert_eq!(fleet.events().after(2, 100).iter().map(|event| event.grave).collect::<Vec<_>>(), [true, false, false]);
+    sleep(LEASE * 2).await;
+    report(&fleet, 1, true, vec![ready(0)]).await;
+    assert_eq!(
+        words(5),
+        ["node n is silent: no report within the lease", "node n reports again", "n/1 is gone", "n/0 has another engine, ready"]
+    );
+    fleet.update(FleetUpdate::Detached { attachment: 1 }).await;
+    sleep(Duration::from_secs(62)).await;
+    let gone = [
+        "node n: its agent is not connected",
+        "node n: job 12.head is gone: agent lost; n/0: CUDA out of memory more",
+        "node n is gone: its agent has not come back",
+    ];
+    assert_eq!(words(9), gone);
 }

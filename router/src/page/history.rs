@@ -3,13 +3,14 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use hostler_proto::fleet::v1::FirstTokens;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use serde::Serialize;
 
+use crate::event_log::millis_since_1970;
 use crate::operators::{MAX_DECISIONS, Operators, first_token_quantiles};
 use crate::placement::PlacementDecision;
 
@@ -129,12 +130,10 @@ fn per_second(count: u64, seconds: f64) -> f64 {
     count as f64 / seconds
 }
 
-pub(super) fn millis_since_1970(at: SystemTime) -> u64 {
-    at.duration_since(UNIX_EPOCH).map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::UNIX_EPOCH;
+
     use super::*;
 
     fn counted(tokens: u64, served: u64) -> Counters {

@@ -4,10 +4,10 @@
 
 use std::time::{Duration, SystemTime};
 
-use hostler_proto::fleet::v1::{FirstTokens, FleetFinding, GoneJob, ListResponse, Node, Replica};
+use hostler_proto::fleet::v1::{FirstTokens, FleetFinding, ListResponse, Node, Replica};
 use serde::Serialize;
 
-use super::history::millis_since_1970;
+use crate::event_log::millis_since_1970;
 use crate::placement::PlacementDecision;
 
 /// Most characters of a reason, an advice or the like that are shown.
@@ -41,15 +41,6 @@ struct JobPicture<'a> {
     leaves_at: Option<u64>,
 }
 
-/// A job whose agent is gone.
-#[derive(Serialize)]
-pub(super) struct GonePicture {
-    node: String,
-    job: String,
-    gone_at: u64,
-    reason: String,
-}
-
 impl From<&ListResponse> for Totals {
     fn from(listed: &ListResponse) -> Self {
         Self { in_flight: listed.in_flight, queued: listed.queued, first_tokens: listed.first_tokens, findings: listed.findings.clone() }
@@ -67,13 +58,6 @@ impl<'a> NodePicture<'a> {
             leaves_at: job.leaves_in_ms.map(moment),
         });
         Self { name: &node.name, attached: node.attached, agent_version: &node.agent_version, job, replicas: &node.replicas }
-    }
-}
-
-impl GonePicture {
-    pub(super) fn new(gone: &GoneJob, now: SystemTime) -> Self {
-        let gone_at = now.checked_sub(Duration::from_millis(gone.gone_ms_ago)).map_or(0, whole_second);
-        Self { node: gone.node.clone(), job: gone.job().id.clone(), gone_at, reason: shorten(&gone.reason) }
     }
 }
 

@@ -5,20 +5,32 @@ use std::collections::HashMap;
 use std::time::SystemTime;
 
 use bytes::Bytes;
-use hostler_proto::fleet::v1::{ModelDemand, TenantUse};
+use hostler_proto::fleet::v1::{FleetEvent, ModelDemand, TenantUse};
 use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 
-use super::history::{History, millis_since_1970};
-use super::picture::{GonePicture, NodePicture, RequestPicture, Totals, trim};
+use super::history::History;
+use super::picture::{NodePicture, RequestPicture, Totals, trim};
+use crate::event_log::millis_since_1970;
+use crate::fleet::Fleet;
 use crate::operators::Operators;
 
 /// Most requests in the list.
 const MAX_REQUESTS: usize = 50;
 
-/// The sections that were last sent, by key.
+/// Most events that a viewer gets at first.
+const MAX_EVENTS: usize = 200;
+
+/// What was last sent.
 #[derive(Debug, Default)]
-pub(super) struct Sections(HashMap<String, Box<RawValue>>);
+pub(super) struct Sections {
+    /// The sections by key.
+    sent: HashMap<String, Box<RawValue>>,
+    /// The number of the last event.
+    last_event: u64,
+    /// The latest events, for a viewer who comes.
+    events: Option<Box<RawValue>>,
+}
 
 /// An event: everything, or the changes.
 #[derive(Serialize)]
@@ -39,8 +51,9 @@ struct EventData<'a> {
     /// Absent if nothing of it has changed.
     #[serde(skip_serializing_if = "Option::is_none")]
     history: Option<&'a RawValue>,
+    /// The last hour's at first, then new ones, the oldest first.
     #[serde(skip_serializing_if = "Option::is_none")]
-    gone_jobs: Option<&'a RawValue>,
+    events: Option<&'a RawValue>,
 }
 
 struct Section {
@@ -63,8 +76,7 @@ impl Sections {
         let requests: Vec<Section> =
             requests.map(|request| self.section("request", &format!("{}-{}", request.id, request.attempt), &request)).collect();
         let lines = self.section("lines", "", &history.samples());
-        let gone: Vec<GonePicture> = listed.gone_jobs.iter().map(|gone| GonePicture::new(gone, now)).collect();
-        let gone = self.section("gone", "", &gone);
+        let new_events = self.take_events(&calls.fleet);
         let event = |whole: bool| {
             encode(&EventData {
                 number,
@@ -79,18 +91,30 @@ impl Sections {
                 request_keys: names(&requests),
                 requests: requests.iter().filter_map(|request| request.shown(whole)).collect(),
                 history: lines.shown(whole),
-                gone_jobs: gone.shown(whole),
+                events: if whole { self.events.as_deref() } else { new_events.as_deref() },
             })
         };
         let events = (event(true), event(false));
-        self.0 = nodes.into_iter().chain(requests).chain([lines, gone]).map(|section| (section.key, section.json)).collect();
+        self.sent = nodes.into_iter().chain(requests).chain([lines]).map(|section| (section.key, section.json)).collect();
         events
+    }
+
+    /// Events since the last picture, as JSON.
+    fn take_events(&mut self, fleet: &Fleet) -> Option<Box<RawValue>> {
+        let (log, known) = (fleet.events(), self.last_event);
+        self.last_event = log.last_number();
+        if self.last_event == known && self.events.is_some() {
+            return None;
+        }
+        let write = |events: &[FleetEvent]| to_raw_value(events).expect("all keys in an event are strings");
+        self.events = Some(write(&log.after(0, MAX_EVENTS)));
+        Some(write(&log.after(known, MAX_EVENTS)))
     }
 
     fn section(&self, kind: &str, name: &str, content: &impl Serialize) -> Section {
         let json = to_raw_value(content).expect("all keys in a picture are strings");
         let key = format!("{kind} {name}");
-        let is_new = self.0.get(&key).is_none_or(|known| known.get() != json.get());
+        let is_new = self.sent.get(&key).is_none_or(|known| known.get() != json.get());
         Section { key, json, is_new }
     }
 }

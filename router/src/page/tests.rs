@@ -85,6 +85,25 @@ async fn a_viewer_gets_everything_first_and_then_changes() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_viewer_gets_the_past_once_and_then_what_happens() {
+    let tasks = BackgroundTasks::default();
+    let page = started(&tasks).await;
+    let mut events = watch(&page, &sign_in(&page));
+    let words = |event: &Value| {
+        let events = event["events"].as_array().map_or(&[][..], |events| events);
+        events.iter().map(|event| event["words"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let past = ["node a has come: 1 of its 1 replicas ready", "node b has come: 1 of its 1 replicas ready"];
+    assert_eq!(words(&events.next().await.unwrap()), past);
+    assert_eq!(events.next().await.unwrap().get("events"), None);
+    attach_node(&page.calls.fleet, 3, "c", vec![ready(0)]).await;
+    let new = "node c has come: 1 of its 1 replicas ready";
+    assert_eq!(words(&events.next().await.unwrap()), [new]);
+    let mut other = watch(&page, &sign_in(&page));
+    assert_eq!(words(&other.next().await.unwrap()), [past[0], past[1], new], "another viewer");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_slow_viewer_gets_the_latest_picture_whole() {
     let tasks = BackgroundTasks::default();
     let page = started(&tasks).await;

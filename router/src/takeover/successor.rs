@@ -99,6 +99,7 @@ impl Successor {
             Err(error) => return Err(error),
         };
         succession.take_agents_port();
+        fleet.events().record("takeover_done", "", "this router has taken the place of another one", false);
         for socket in sockets.into_iter().flatten() {
             socket.take_name()?;
         }

@@ -30,6 +30,18 @@ pub(super) fn seen(fleet: wire::ListResponse, seconds: u64) -> TopModel {
     model
 }
 
+/// An answer of the router with events of these numbers and seconds.
+pub(super) fn past(events: &[(u64, u64, &str)]) -> wire::PastResponse {
+    let event = |(number, seconds, words): &(u64, u64, &str)| wire::FleetEvent {
+        number: *number,
+        at_ms: (48_240 + seconds) * 1000,
+        words: (*words).to_owned(),
+        ..wire::FleetEvent::default()
+    };
+    let last_event = events.last().map_or(0, |(number, ..)| *number);
+    wire::PastResponse { events: events.iter().map(event).collect(), last_event }
+}
+
 pub(super) fn press(model: &mut TopModel, code: KeyCode) -> Option<KeyIntent> {
     model.press(KeyEvent::new(code, KeyModifiers::NONE))
 }

@@ -7,7 +7,7 @@ use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::style::{Color, Modifier};
 
-use super::fixture::{at, fleet, model, press, replica, seen, type_keys};
+use super::fixture::{at, fleet, model, past, press, replica, seen, type_keys};
 use crate::top::draw::draw;
 use crate::top::model::{ReplicaDetail, TopModel};
 use crate::top::text::is_printable;
@@ -33,6 +33,7 @@ fn working() -> TopModel {
     next.nodes[1].replicas[0].state.as_mut().unwrap().phase = agent::Phase::Draining.into();
     next.nodes[1].replicas[0].state.as_mut().unwrap().reason = "an operator ordered it".into();
     model.apply(next, at(1));
+    model.events.extend(past(&[(7, 1, "gpu-2/0 ready → draining: an operator ordered it")]));
     model
 }
 
@@ -140,6 +141,8 @@ fn hostile() -> TopModel {
         ..wire::ListResponse::default()
     };
     model.apply(fleet, at(1));
+    let told = [format!("node n{evil} has come"), format!("node {evil}: job {evil} is gone")];
+    model.events.extend(past(&[(1, 1, &told[0]), (2, 1, &told[1])]));
     model
 }
 

@@ -19,6 +19,7 @@ use crate::admission::{Admission, UsageEstimate};
 use crate::background::BackgroundTasks;
 use crate::crash_suspects::CrashSuspects;
 use crate::dispatch::{Refusal, Relay, RetryBudgets, Work};
+use crate::event_log::EventLog;
 use crate::fleet::tests::{ReplicaChange, attach, fleet, ready, state};
 use crate::fleet::{EngineLaunch, Phase, ReplicaStatus};
 use crate::keys::Caller;
@@ -110,7 +111,7 @@ impl Fixture {
             fleet,
             placer,
             retries: RetryBudgets::default(),
-            crash_suspects: CrashSuspects::new(Duration::from_secs(600)),
+            crash_suspects: CrashSuspects::new(Duration::from_secs(600), EventLog::default()),
             metrics: Arc::default(),
             answer_timeout: Duration::from_secs(60),
             idle_timeout: Duration::from_secs(10),

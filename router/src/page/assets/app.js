@@ -10,7 +10,7 @@ import { openDetail, updateDetail } from "./replica.js";
 import { Refused, restore, signIn, watch } from "./session.js";
 
 const MAX_CONCERNS = 6;
-const MAX_EVENTS = 40;
+const MAX_EVENTS = 200;
 
 const THEMES = { auto: "Theme: system", light: "Theme: light", dark: "Theme: dark" };
 let theme = localStorage.getItem("hostler-theme") ?? "auto";
@@ -125,7 +125,7 @@ const eventRows = new WeakMap();
 function drawEvents() {
   const place = byId("events");
   if (model.events.length === 0) {
-    if (!place.firstChild) place.append(el("li", { class: "empty" }, "Nothing has changed since."));
+    if (!place.firstChild) place.append(el("li", { class: "empty" }, "Nothing has happened in the last hour."));
     return;
   }
   const row = (event) => {
@@ -136,7 +136,7 @@ function drawEvents() {
   };
   const [before] = place.children;
   arrange(place, model.events.slice(0, MAX_EVENTS).map(row));
-  if (before !== place.firstChild && model.events[0].at > 0) announce(model.events[0].words);
+  if (before && before !== place.firstChild) announce(model.events[0].words);
 }
 
 function drawTables() {

@@ -15,7 +15,6 @@ export const model = {
   nodes: [],
   requests: [],
   history: [],
-  goneJobs: [],
   /** The latest first: `{at, words, grave}`. */
   events: [],
   mayOperate: false,
@@ -23,6 +22,9 @@ export const model = {
 
 const nodes = new Map();
 const requests = new Map();
+/** The router's events, and those of this page, the latest first. */
+let routersEvents = [];
+const ownEvents = [];
 /** For each replica and for the fleet, readings of `{at, tokens, served}`. */
 const readings = new Map();
 
@@ -41,8 +43,6 @@ export const serves = ({ node, replica }) => phaseOf(node, replica) === "ready";
 
 /** Takes an event in. Returns the replicas that requests have just gone to. */
 export function apply(event) {
-  const before = model.nodes.length > 0 || model.at > 0 ? new Map(replicas().map((known) => [known.replica.id, known])) : null;
-  const nodesBefore = new Map(model.nodes.map((node) => [node.name, node]));
   if (event.whole) {
     nodes.clear();
     requests.clear();
@@ -64,8 +64,7 @@ export function apply(event) {
   model.nodes = event.node_names.map((name) => nodes.get(name)).filter(Boolean);
   model.requests = event.request_keys.map((key) => requests.get(key)).filter(Boolean);
   if (event.history) model.history = event.history;
-  if (before) note(before, nodesBefore, event.gone_jobs);
-  if (event.gone_jobs) model.goneJobs = event.gone_jobs;
+  if (event.events) takeEvents(event.events, event.whole);
   read();
   return arrived;
 }
@@ -107,41 +106,22 @@ export function fleetSpeed() {
 
 export const sum = (items, of) => items.reduce((total, item) => total + of(item), 0);
 
+/** What this page itself has seen of the router. */
 export function noteEvent(words, grave = false, at = model.at) {
-  model.events.unshift({ at, words, grave });
-  model.events.length = Math.min(model.events.length, MAX_EVENTS);
+  ownEvents.unshift({ at, words, grave });
+  ownEvents.length = Math.min(ownEvents.length, MAX_EVENTS);
+  sortEvents();
 }
 
-const GRAVE = new Set(["failed", "quarantined", "silent"]);
+function sortEvents() {
+  model.events = [...routersEvents, ...ownEvents].sort((one, other) => other.at - one.at).slice(0, MAX_EVENTS);
+}
 
-function note(before, nodesBefore, goneJobs) {
-  for (const node of model.nodes) {
-    const known = nodesBefore.get(node.name);
-    if (!known) noteEvent(`node ${node.name} has come${node.job ? `, job ${node.job.id}` : ""}`);
-    else if (known.attached !== node.attached) {
-      noteEvent(`node ${node.name}: its agent is ${node.attached ? "connected again" : "not connected"}`, !node.attached);
-    }
-  }
-  const here = new Set(model.nodes.map((node) => node.name));
-  for (const name of nodesBefore.keys()) if (!here.has(name)) noteEvent(`node ${name} is gone`, true);
-  for (const { node, replica } of replicas()) {
-    const known = before.get(replica.id);
-    const phase = phaseOf(node, replica);
-    const why = phase === "ready" ? "" : (replica.failure?.cause || replica.reason).split("\n")[0];
-    const because = why ? `: ${why}` : "";
-    if (!known) noteEvent(`${replica.id} has come: ${phase}`);
-    else if (phaseOf(known.node, known.replica) !== phase) {
-      noteEvent(`${replica.id} ${phaseOf(known.node, known.replica)} → ${phase}${because}`, GRAVE.has(phase));
-    } else if (known.replica.epoch !== replica.epoch && known.replica.epoch > 0) {
-      noteEvent(`${replica.id} has another engine, ${phase}${because}`, true);
-    }
-  }
-  const knownJobs = new Set(model.goneJobs.map((gone) => `${gone.node} ${gone.job} ${gone.gone_at}`));
-  for (const gone of goneJobs ?? []) {
-    if (!knownJobs.has(`${gone.node} ${gone.job} ${gone.gone_at}`)) {
-      noteEvent(`node ${gone.node}: job ${gone.job} is gone: ${gone.reason.split("\n")[0]}`, true, gone.gone_at);
-    }
-  }
+function takeEvents(events, whole) {
+  if (whole) routersEvents = [];
+  for (const { at_ms: at, words, grave } of events) routersEvents.unshift({ at, words, grave });
+  routersEvents.length = Math.min(routersEvents.length, MAX_EVENTS);
+  sortEvents();
 }
 
 /** What somebody should look at: `{subject, words, remedy, grave}`, the gravest first. */

@@ -79,16 +79,17 @@ function confirm(order, target) {
 }
 
 async function send(order, target) {
-  const tell = (words, grave) => {
+  const tell = (words) => {
     last = { target, words };
     announce(words);
-    noteEvent(words, grave, Date.now());
   };
   try {
     last = { target, words: `Asking for it: ${order} ${target} …` };
     const { replicas: done } = await ask("/page/orders", { order, target });
-    tell(`you ordered: ${order} ${some(done)}`, false);
+    tell(`you ordered: ${order} ${some(done)}`);
   } catch (error) {
-    tell(`could not ${order} ${target}: ${error.message}`, true);
+    const words = `could not ${order} ${target}: ${error.message}`;
+    tell(words);
+    noteEvent(words, true, Date.now());
   }
 }
