@@ -52,7 +52,8 @@ use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 pub use checks::{check_model, check_run_dir, current_job_id, current_job_name, find_gpus};
 pub use config::{AgentConfig, EngineKind, FrontEnd, IfAgentDies, IfEnginesFail, Profile};
 use engine::Engine;
-use host::{EngineProgram, Host, HostError};
+pub use host::EngineProgram;
+use host::{Host, HostError};
 use job::{Job, JobClock};
 use join::RouterAccess;
 use keeper::{AgentDeathPolicy, KeeperSource, SurvivingEngine};
@@ -115,6 +116,12 @@ impl AgentError {
             Self::EnginesLeft => 6,
             _ => 1,
         }
+    }
+
+    /// Whether all that is missing is the name of a model.
+    #[must_use]
+    pub fn lacks_model(&self) -> bool {
+        matches!(self, Self::Host(HostError::NoModel))
     }
 }
 
@@ -180,17 +187,18 @@ pub struct Agent {
     job: Option<Arc<JobClock>>,
 }
 
-/// Checks that an engine exists, and a model if the settings name one.
+/// Checks that an engine exists, and a model if the settings name one. Returns the engine.
 ///
 /// This check is immediate and starts nothing.
 ///
 /// # Errors
 /// The missing part, with a remedy.
-pub fn check_engine(config: &AgentConfig) -> Result<(), AgentError> {
-    match choose_engine(config, Path::new(""))? {
-        EngineProgram::Vllm { .. } => Ok(plan::check_model_path(&config.model)?),
-        EngineProgram::Simulated { .. } | EngineProgram::Attached { .. } => Ok(()),
+pub fn check_engine(config: &AgentConfig) -> Result<EngineProgram, AgentError> {
+    let engine = choose_engine(config, Path::new(""))?;
+    if let EngineProgram::Vllm { .. } = engine {
+        plan::check_model_path(&config.model)?;
     }
+    Ok(engine)
 }
 
 fn choose_engine(config: &AgentConfig, simulated: &Path) -> Result<EngineProgram, HostError> {

@@ -1,20 +1,22 @@
-//! `hostler doctor`: finds what keeps a fleet of batch jobs from working here, on a login node or
-//! inside a job.
+//! `hostler doctor`: finds what keeps a model from being served here: by batch jobs, on a login node
+//! or inside a job, or from this machine where no scheduler is.
 //!
-//! This module queries the host with deadlines; `findings` interprets the answers.
+//! This module queries the host with deadlines; `findings` and `machine` interpret the answers.
 
 mod findings;
+mod machine;
 
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use anyhow::bail;
 use clap::Args;
-use hostler_agent::{AgentConfig, EngineKind};
+use hostler_agent::{AgentConfig, EngineKind, EngineProgram};
 use hostler_boot::Settings;
 use hostler_boot::program::run_to_end;
 use hostler_cluster::{FleetEntry, FleetSize};
@@ -29,7 +31,10 @@ use tokio::time::timeout;
 
 pub(crate) use self::findings::CheckResult;
 use self::findings::{HostFacts, InstalledEngine, Verdict, examine};
+use self::machine::{MachineEngine, MachineFacts, examine_machine};
 use crate::controller_service::find_service;
+use crate::fleet_state::has_jobs;
+use crate::local_fleet::{LocalFleet, find_local_fleets};
 use crate::output::{describe, say};
 use crate::settings::user_key_file;
 
@@ -73,7 +78,57 @@ pub(crate) async fn examine_host(settings: &Settings, model: Option<&str>) -> an
     if let Some(model) = model {
         agent.model = model.to_owned();
     }
+    let up = find_local_fleets().await;
+    if is_one_machine(&cluster, !up.is_empty())? {
+        return Ok(examine_machine(&gather_machine(&router, &agent, up).await));
+    }
     Ok(examine(&gather(&router, &agent, &cluster).await))
+}
+
+/// Whether models are served from this machine alone: nothing says that jobs do, and something is up
+/// here or there is no scheduler.
+fn is_one_machine(cluster: &ClusterConfig, is_up: bool) -> anyhow::Result<bool> {
+    if !cluster.scheduler.is_empty() || hostler_agent::current_job_name().is_some() || has_jobs(FleetFolder::find(cluster)?.as_ref())? {
+        return Ok(false);
+    }
+    Ok(is_up || matches!(Scheduler::find(), Err(NoScheduler::Absent { .. })))
+}
+
+async fn gather_machine(router: &RouterConfig, agent: &AgentConfig, up: Vec<LocalFleet>) -> MachineFacts {
+    let engine = match hostler_agent::check_engine(agent) {
+        Ok(EngineProgram::Vllm { program }) => Ok(MachineEngine::Vllm(program)),
+        Ok(EngineProgram::Simulated { .. }) => Ok(MachineEngine::Simulated),
+        Ok(EngineProgram::Attached { .. }) => Ok(MachineEngine::Attached),
+        Err(error) if error.lacks_model() => Ok(MachineEngine::NoModel),
+        Err(error) => Err(describe(&error.into())),
+    };
+    let needs_gpus = matches!(engine, Ok(MachineEngine::Vllm(_) | MachineEngine::NoModel));
+    let is_named = !agent.model.is_empty() && needs_gpus;
+    let addresses = [("--listen", &router.listen), ("--admin-listen", &router.admin_listen)];
+    MachineFacts {
+        up,
+        taken: addresses.into_iter().filter(|(_, address)| is_taken(address)).map(|(flag, address)| (flag, address.clone())).collect(),
+        gpus: ask_driver(agent, needs_gpus).await,
+        model: is_named.then(|| hostler_agent::check_model(agent, |name| std::env::var_os(name)).map_err(|error| describe(&error.into()))),
+        engine,
+        proxy: set_proxy(),
+        no_proxy: set_no_proxy(),
+        run_dir: hostler_agent::check_run_dir(agent).map_err(|error| describe(&error.into())),
+        router_socket: router_socket(router),
+    }
+}
+
+/// Whether another program listens there.
+fn is_taken(address: &str) -> bool {
+    TcpListener::bind(address).is_err_and(|error| error.kind() == ErrorKind::AddrInUse)
+}
+
+fn set_proxy() -> Option<(&'static str, String)> {
+    ["http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"].into_iter().find_map(|name| Some((name, set_variable(name)?)))
+}
+
+fn set_no_proxy() -> String {
+    set_variable("no_proxy").or_else(|| set_variable("NO_PROXY")).unwrap_or_default()
 }
 
 async fn gather(router: &RouterConfig, agent: &AgentConfig, cluster: &ClusterConfig) -> HostFacts {
@@ -108,8 +163,8 @@ async fn gather(router: &RouterConfig, agent: &AgentConfig, cluster: &ClusterCon
         other_scheduler,
         process_limit: if keeps_controller { find_process_limit() } else { None },
         clock_ahead,
-        proxy: ["http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"].into_iter().find_map(|name| Some((name, set_variable(name)?))),
-        no_proxy: set_variable("no_proxy").or_else(|| set_variable("NO_PROXY")).unwrap_or_default(),
+        proxy: set_proxy(),
+        no_proxy: set_no_proxy(),
         engine,
         model,
         run_dir: hostler_agent::check_run_dir(agent).map_err(|error| describe(&error.into())),
@@ -251,14 +306,16 @@ async fn ask_shell(agent: &AgentConfig, cluster: &ClusterConfig) -> (InstalledEn
     (engine, model)
 }
 
-/// GPUs of the job; a login node needs none.
-async fn ask_driver(agent: &AgentConfig, is_in_job: bool) -> Option<Result<Vec<String>, String>> {
-    if !is_in_job || agent.engine == EngineKind::Simulated {
+/// GPUs of this host, where engines run on it; a login node needs none.
+async fn ask_driver(agent: &AgentConfig, runs_engines: bool) -> Option<Result<Vec<String>, String>> {
+    if !runs_engines || agent.engine == EngineKind::Simulated {
         return None;
     }
     Some(match timeout(DRIVER_TIMEOUT, hostler_agent::find_gpus(agent)).await {
         Ok(Ok(found)) => found,
         Ok(Err(error)) => Err(describe(&error.into())),
-        Err(_) => Err(format!("the driver does not answer within {} s: leave this host to the site's support", DRIVER_TIMEOUT.as_secs())),
+        Err(_) => {
+            Err(format!("the driver does not answer within {} s: whoever keeps this host has to look after it", DRIVER_TIMEOUT.as_secs()))
+        }
     })
 }

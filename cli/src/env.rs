@@ -11,14 +11,18 @@ use hostler_router::keys::{Secret, read_private};
 use rustix::process::{Pid, test_kill_process};
 use serde::{Deserialize, Serialize};
 
-use crate::fleet_state::{describe_absence, describe_shortfalls};
+use crate::fleet_state::{describe_absence, describe_shortfalls, has_jobs};
 use crate::host_names::this_host;
+use crate::local_fleet::{UpRecord, find_local_fleet};
 use crate::output::{complain, say};
 use crate::settings::cluster_config;
 use crate::trust::{ADDING_VARIABLE, Bundle, REPLACING_VARIABLES, write_bundle};
 
 /// Names that must bypass a proxy. Clients look a name up as it is written, so both are needed.
 const LOCAL_NAMES: [&str; 2] = ["localhost", "127.0.0.1"];
+
+/// Key for an edge that wants none: OpenAI's clients refuse to start without one.
+const NO_KEY: &str = "none";
 
 /// How often a follower checks whether the fleet has moved. A controller that leaves writes nothing
 /// for a moment.
@@ -32,6 +36,8 @@ pub(crate) struct EnvArgs {
     /// Another line whenever the fleet is reached in another way, until standard input ends.
     #[arg(long, requires = "json")]
     follow: bool,
+    /// The model, where several run on this machine, each in a `hostler up` of its own.
+    model: Option<String>,
     /// For which shell the lines are.
     #[arg(long, value_enum, default_value_t, conflicts_with = "json")]
     shell: Shell,
@@ -77,10 +83,11 @@ pub(crate) struct ClientAccess {
 }
 
 pub(crate) async fn env(args: &EnvArgs, config: Option<&Path>) -> anyhow::Result<()> {
-    let access = read_access(config)?;
+    let model = args.model.as_deref();
+    let access = read_access(config, model).await?;
     if args.json {
         say(&serde_json::to_string(&access)?);
-        return if args.follow { follow(access, config).await } else { Ok(()) };
+        return if args.follow { follow(access, config, model).await } else { Ok(()) };
     }
     let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let bundle = access.authority.as_ref().map(|authority| {
@@ -88,21 +95,20 @@ pub(crate) async fn env(args: &EnvArgs, config: Option<&Path>) -> anyhow::Result
         write_bundle(file, authority, variable)
     });
     say_exports(args.shell, &access, bundle.transpose()?.as_ref(), variable);
-    let folder = FleetFolder::open(&cluster_config(config)?)?;
-    for line in describe_shortfalls(&folder)? {
-        complain(&line);
+    if let Some(folder) = FleetFolder::find(&cluster_config(config)?)? {
+        describe_shortfalls(&folder)?.iter().for_each(|line| complain(line));
     }
     Ok(())
 }
 
 /// Reports how to reach the fleet whenever that changes, as long as somebody listens.
-async fn follow(mut printed: ClientAccess, config: Option<&Path>) -> anyhow::Result<()> {
+async fn follow(mut printed: ClientAccess, config: Option<&Path>, model: Option<&str>) -> anyhow::Result<()> {
     let listening = tokio::task::spawn_blocking(|| std::io::copy(&mut std::io::stdin(), &mut std::io::sink()));
     let following = async {
         loop {
             tokio::time::sleep(FOLLOW_INTERVAL).await;
             // Between two controllers there is no endpoint.
-            let Ok(access) = read_access(config) else { continue };
+            let Ok(access) = read_access(config, model).await else { continue };
             if access != printed {
                 say(&serde_json::to_string(&access)?);
                 printed = access;
@@ -115,10 +121,33 @@ async fn follow(mut printed: ClientAccess, config: Option<&Path>) -> anyhow::Res
     }
 }
 
-/// How programs on this host reach the user's fleet.
-fn read_access(config: Option<&Path>) -> anyhow::Result<ClientAccess> {
-    let folder = FleetFolder::open(&cluster_config(config)?)?;
-    let Some(endpoint) = folder.endpoint()? else { bail!(describe_absence(Some(&folder))?) };
+/// How programs on this host reach the user's fleet of jobs, else what `hostler up` serves here.
+async fn read_access(config: Option<&Path>, model: Option<&str>) -> anyhow::Result<ClientAccess> {
+    match FleetFolder::find(&cluster_config(config)?)? {
+        Some(folder) if has_jobs(Some(&folder))? => access_to_jobs(&folder),
+        _ => access_to_up(&find_local_fleet(model).await?.record),
+    }
+}
+
+fn access_to_up(record: &UpRecord) -> anyhow::Result<ClientAccess> {
+    let api_key = match &record.key_file {
+        Some(file) => read_key(file).context("the edge wants a key, and `hostler init` makes yours")?.reveal().to_owned(),
+        None => NO_KEY.to_owned(),
+    };
+    let authority = record.authority.as_ref().map(|file| read_certificate(file)).transpose()?;
+    Ok(ClientAccess { host: this_host(), base_url: record.base_url.clone(), api_key, socket: None, authority })
+}
+
+fn read_key(file: &Path) -> anyhow::Result<Secret> {
+    read_private(file)?.trim().parse().with_context(|| format!("{} holds no key", file.display()))
+}
+
+fn read_certificate(file: &Path) -> anyhow::Result<String> {
+    fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))
+}
+
+fn access_to_jobs(folder: &FleetFolder) -> anyhow::Result<ClientAccess> {
+    let Some(endpoint) = folder.endpoint()? else { bail!(describe_absence(Some(folder))?) };
     let this_host = this_host();
     match &endpoint.job {
         None => check_reachable(&endpoint, &this_host)?,
@@ -127,10 +156,9 @@ fn read_access(config: Option<&Path>) -> anyhow::Result<ClientAccess> {
             "the fleet's controller, in job {job}, has ended: `hostler wait` says when the next one runs, and submits it where there is none"
         ),
     }
-    let text = read_private(&endpoint.key_file)?;
-    let key: Secret = text.trim().parse().with_context(|| format!("{} holds no key", endpoint.key_file.display()))?;
+    let key = read_key(&endpoint.key_file)?;
     let socket = endpoint.edge_socket.filter(|socket| endpoint.host == this_host && socket.exists());
-    let authority = endpoint.authority.map(|file| fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display())));
+    let authority = endpoint.authority.as_deref().map(read_certificate);
     Ok(ClientAccess {
         base_url: format!("{}/v1", endpoint.edge),
         host: endpoint.host,

@@ -24,6 +24,19 @@ pub(crate) fn is_process_here(endpoint: &Endpoint) -> bool {
     endpoint.job.is_none() && endpoint.host == this_host()
 }
 
+/// What commands say where nothing is up, neither in jobs nor on this machine.
+pub(crate) const NOTHING_UP: &str = "nothing is up, and no fleet of yours runs: `hostler up MODEL` starts one on this machine, with --nodes 1 --walltime 1:00:00 in a batch job";
+
+/// Whether this folder's fleet has jobs, or is to have some. Where it has none, commands mean what
+/// `hostler up` serves from this machine.
+///
+/// # Errors
+/// When the folder cannot be read.
+pub(crate) fn has_jobs(folder: Option<&FleetFolder>) -> Result<bool, FolderError> {
+    let Some(folder) = folder else { return Ok(false) };
+    Ok(folder.endpoint()?.is_some() || !folder.entries()?.is_empty() || !folder.remembered()?.is_empty())
+}
+
 /// Says why no controller of this folder's fleet answers.
 ///
 /// # Errors
@@ -32,7 +45,7 @@ pub(crate) fn describe_absence(folder: Option<&FleetFolder>) -> Result<String, F
     let entries = folder.map(FleetFolder::entries).transpose()?.unwrap_or_default();
     let names: Vec<&str> = entries.iter().map(|entry| entry.name.as_str()).collect();
     Ok(match &names[..] {
-        [] => "no fleet of yours runs: `hostler up MODEL --nodes 1 --walltime 1:00:00` starts one".to_owned(),
+        [] => NOTHING_UP.to_owned(),
         names => format!(
             "the controller of your fleet ({}) has ended: `hostler wait` starts it again, and the fleet's jobs come back to it",
             names.join(", ")

@@ -24,6 +24,7 @@ mod init;
 mod keeper;
 mod keys;
 mod local_fleet;
+mod logs;
 mod lora;
 mod operate;
 mod output;
@@ -75,12 +76,12 @@ enum Command {
     /// from batch jobs of a cluster.
     #[command(after_help = hostler_agent::EXIT_CODES)]
     Up(cluster::UpArgs),
-    /// Wait until a model serves that `hostler up` has batch jobs for.
+    /// Wait until a model serves that `hostler up` has started.
     #[command(after_help = cluster::WAIT_EXIT_CODES)]
     Wait(cluster::WaitArgs),
     /// Give a model that is up another number of nodes.
     Scale(cluster::ScaleArgs),
-    /// End models that are up, with all their batch jobs.
+    /// End models that are up: with all their batch jobs, or those of this machine.
     Down(cluster::DownArgs),
     /// Run the router.
     Router(router::RouterArgs),
@@ -124,18 +125,18 @@ enum Command {
     /// Make what a fleet of yours needs and does not have: its authority, your key, settings for
     /// your cluster. What is there stays as it is.
     Init(init::InitArgs),
-    /// Print how programs on this host reach your fleet of batch jobs, as in
-    /// `eval "$(hostler env)"`.
+    /// Print how programs on this host reach what you have up, as in `eval "$(hostler env)"`.
     Env(env::EnvArgs),
     /// Reach your fleet on a login node from another machine, through ssh.
     Connect(connect::ConnectArgs),
-    /// Say what keeps a fleet of batch jobs from working here, and what to do about it.
+    /// Say what keeps a model from being served here, from this machine or from batch jobs, and what
+    /// to do about it.
     Doctor(doctor::DoctorArgs),
     /// Make, show and revoke the tokens by which nodes join.
     #[command(subcommand)]
     Token(init::TokenCommand),
     /// Show the last lines of an engine's log.
-    Logs(operate::LogsArgs),
+    Logs(logs::LogsArgs),
     /// Show why a request went where it went.
     Explain(explain::ExplainArgs),
     /// Write an archive for a bug report, without secrets: versions, settings, nodes, decisions,
@@ -205,7 +206,8 @@ fn exit_code(error: &anyhow::Error) -> ExitCode {
     let of_agent = || error.downcast_ref::<AgentError>().map(AgentError::exit_code);
     let of_batch = || error.downcast_ref::<BatchError>().map(BatchError::exit_code);
     let of_watch = || error.downcast_ref::<cluster::WatchError>().map(cluster::WatchError::exit_code);
-    of_agent().or_else(of_batch).or_else(of_watch).map_or(ExitCode::FAILURE, ExitCode::from)
+    let of_wait = || error.downcast_ref::<local_fleet::LocalWaitError>().map(local_fleet::LocalWaitError::exit_code);
+    of_agent().or_else(of_batch).or_else(of_watch).or_else(of_wait).map_or(ExitCode::FAILURE, ExitCode::from)
 }
 
 /// Whether the command line asks for the help of `hostler up` with batch jobs, which take no flags
@@ -307,7 +309,7 @@ fn run(mut cli: Cli, given: CommandFlags<'_>, adjust_router: AdjustRouter) -> an
         Command::Connect(args) => runtime.block_on(connect::connect(&args)),
         Command::Doctor(args) => runtime.block_on(doctor::doctor(&CommandFlags::default().load(file.as_deref(), None)?, &args)),
         Command::Token(command) => init::token(&command, file.as_deref()),
-        Command::Logs(args) => runtime.block_on(operate::logs(&args)),
+        Command::Logs(args) => runtime.block_on(logs::logs(&args)),
         Command::Explain(args) => runtime.block_on(explain::explain(&args)),
         Command::Report(args) => runtime.block_on(report::report(&CommandFlags::default().load(file.as_deref(), None)?, &args)),
         Command::Bench(args) => runtime.block_on(bench::bench(&args, file.as_deref())),

@@ -1,19 +1,25 @@
 //! Fleets of one machine, each of which is a running `hostler up` without jobs: which there are, what
-//! they serve, and how they are ended.
+//! they serve, and how they are waited for and ended.
+
+mod record;
+mod wait;
 
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use hostler_router::find_operators_sockets;
-use rustix::process::{Pid, PidfdFlags, Signal, geteuid, pidfd_open, pidfd_send_signal};
+use hostler_proto::fleet::v1::Replica;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::net::UnixStream;
 
 use crate::admin::{connect_to_socket, list_fleet};
+use crate::fleet_state::NOTHING_UP;
 use crate::output::say;
+
+use self::record::find_records;
+pub(crate) use self::record::{PublishedRecord, UpRecord};
+pub(crate) use self::wait::{LocalWaitError, wait};
 
 /// Deadline for one `hostler up` to leave. By itself it gives running requests
 /// `agent.drain_timeout`, and then its engines `agent.stop_grace`.
@@ -22,52 +28,63 @@ const LEAVE_TIMEOUT: Duration = Duration::from_secs(20 * 60);
 /// A running `hostler up` of this user.
 #[derive(Debug)]
 pub(crate) struct LocalFleet {
-    pub(crate) pid: Pid,
-    /// Names that clients may use.
-    pub(crate) models: Vec<String>,
+    pub(crate) record: UpRecord,
+    pub(crate) replicas: Vec<Replica>,
 }
 
 impl LocalFleet {
     /// Such as `tiny (hostler up, process 4711)`.
     pub(crate) fn describe(&self) -> String {
-        let models = if self.models.is_empty() { "no model yet".to_owned() } else { self.models.join(", ") };
-        format!("{models} (`hostler up`, process {})", self.pid.as_raw_nonzero())
+        let models = self.models();
+        let models = if models.is_empty() { "no model yet".to_owned() } else { models.join(", ") };
+        let simulated = if self.record.is_simulated { "simulated, " } else { "" };
+        format!("{models} ({simulated}`hostler up`, process {})", self.record.pid)
     }
 
-    fn serves(&self, name: &str) -> bool {
-        self.models.iter().any(|model| model == name)
+    /// Names that clients may use.
+    pub(crate) fn models(&self) -> Vec<&str> {
+        let mut models: Vec<&str> = self.replicas.iter().flat_map(Replica::model_ids).collect();
+        models.sort_unstable();
+        models.dedup();
+        models
+    }
+
+    pub(crate) fn serves(&self, name: &str) -> bool {
+        self.replicas.iter().any(|replica| replica.model_ids().any(|model| model == name))
     }
 }
 
-/// Finds all of this user's on this host. A router that does not answer has no models.
+/// Finds all of this user's on this host. A router that does not answer has no replicas.
 pub(crate) async fn find_local_fleets() -> Vec<LocalFleet> {
     let mut found = Vec::new();
-    for socket in find_operators_sockets().await {
-        if let Some(pid) = up_behind(&socket).await {
-            found.push(LocalFleet { pid, models: models_of(socket).await.unwrap_or_default() });
-        }
+    for record in find_records().await {
+        let replicas = replicas_of(&record).await.unwrap_or_default();
+        found.push(LocalFleet { record, replicas });
     }
     found
 }
 
-/// The `hostler up` that listens on this socket, if it is this user's.
-///
-/// Other routers belong to somebody who has started them on purpose: a service, or a controller.
-async fn up_behind(socket: &PathBuf) -> Option<Pid> {
-    let peer = UnixStream::connect(socket).await.ok()?.peer_cred().ok()?;
-    let pid = peer.pid().filter(|_| peer.uid() == geteuid().as_raw())?;
-    let command = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
-    let mut words = command.split(|byte| *byte == 0).skip(1);
-    words.next().filter(|first| *first == b"up").and(Pid::from_raw(pid))
+async fn replicas_of(record: &UpRecord) -> anyhow::Result<Vec<Replica>> {
+    let nodes = list_fleet(&mut connect_to_socket(&record.operators_socket).await?).await?.nodes;
+    Ok(nodes.into_iter().flat_map(|node| node.replicas).collect())
 }
 
-async fn models_of(socket: PathBuf) -> anyhow::Result<Vec<String>> {
-    let nodes = list_fleet(&mut connect_to_socket(&socket).await?).await?.nodes;
-    let replicas = nodes.iter().flat_map(|node| &node.replicas);
-    let mut models: Vec<String> = replicas.flat_map(|replica| replica.model_ids().map(str::to_owned).collect::<Vec<_>>()).collect();
-    models.sort();
-    models.dedup();
-    Ok(models)
+/// The one that serves this model; without a name, the only one.
+///
+/// # Errors
+/// When there is none, or several and no name chooses.
+pub(crate) async fn find_local_fleet(name: Option<&str>) -> anyhow::Result<LocalFleet> {
+    let mut fleets = find_local_fleets().await;
+    let up: Vec<String> = fleets.iter().map(LocalFleet::describe).collect();
+    match (name, fleets.len()) {
+        (_, 0) => bail!(NOTHING_UP),
+        (Some(name), _) => match fleets.into_iter().find(|fleet| fleet.serves(name)) {
+            Some(fleet) => Ok(fleet),
+            None => bail!("{name} is not up here; up is {}", up.join(", ")),
+        },
+        (None, 1) => Ok(fleets.remove(0)),
+        (None, several) => bail!("{several} models are up, so name one of them: {}", up.join(", ")),
+    }
 }
 
 /// Ends those that serve one of these names, or all, and waits until they are gone.
@@ -82,11 +99,12 @@ pub(crate) async fn down(names: &[String]) -> anyhow::Result<()> {
     }
     fleets.retain(|fleet| names.is_empty() || names.iter().any(|name| fleet.serves(name)));
     if fleets.is_empty() {
-        bail!("nothing is up");
+        bail!(NOTHING_UP);
     }
     for fleet in fleets {
         let words = fleet.describe();
-        let process = pidfd_open(fleet.pid, PidfdFlags::empty()).with_context(|| format!("cannot end {words}"))?;
+        let process = pidfd_open(Pid::from_raw(fleet.record.pid).context(NOTHING_UP)?, PidfdFlags::empty())
+            .with_context(|| format!("cannot end {words}"))?;
         pidfd_send_signal(&process, Signal::TERM).with_context(|| format!("cannot end {words}"))?;
         say(&format!("ending    {words}: running requests may finish"));
         tokio::select! {
@@ -108,4 +126,23 @@ async fn until_ended(process: OwnedFd) -> std::io::Result<()> {
     #[expect(deprecated, reason = "what replaces it is unsafe; an OwnedFd stays open while it is here")]
     let process = AsyncFd::with_interest(process, Interest::READABLE)?;
     process.readable().await.map(|_| ())
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// One whose process has this number, and whose edge this port.
+    pub(crate) fn fleet(number: i32, replicas: Vec<Replica>) -> LocalFleet {
+        let record = record::tests::record(number, format!("/run/router-{number}.sock").as_ref());
+        LocalFleet { record, replicas }
+    }
+
+    #[test]
+    fn a_fleet_without_an_answering_engine_says_so() {
+        let mut starting = fleet(7, vec![Replica::default()]);
+        assert_eq!(starting.describe(), "no model yet (`hostler up`, process 7)");
+        starting.record.is_simulated = true;
+        assert_eq!(starting.describe(), "no model yet (simulated, `hostler up`, process 7)");
+    }
 }

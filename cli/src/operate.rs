@@ -1,10 +1,9 @@
-//! `hostler restart`, `release`, `sleep`, `wake` and `logs`: orders and queries of operators to a
-//! router.
+//! `hostler restart`, `release`, `sleep` and `wake`: orders of operators to a router.
 
 use std::time::Duration;
 
 use clap::Args;
-use hostler_proto::fleet::v1::{LogsRequest, SleepRequest, TargetRequest};
+use hostler_proto::fleet::v1::{SleepRequest, TargetRequest};
 
 use crate::admin::{AdminArgs, connect, connect_for_long_call, status_error};
 use crate::output::say;
@@ -14,17 +13,6 @@ use crate::rolling::{self, Rolling};
 pub(crate) struct TargetArgs {
     /// A node, or a replica as `node/index`.
     target: String,
-    #[command(flatten)]
-    pub(crate) admin: AdminArgs,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct LogsArgs {
-    /// A replica, as `node/index`.
-    replica: String,
-    /// How many lines, 200 at most.
-    #[arg(short = 'n', long, default_value_t = 50)]
-    lines: u32,
     #[command(flatten)]
     pub(crate) admin: AdminArgs,
 }
@@ -93,12 +81,5 @@ pub(crate) async fn wake(args: &TargetArgs) -> anyhow::Result<()> {
     let request = TargetRequest { target: args.target.clone() };
     let awake = connect_for_long_call(&args.admin).await?.wake(request).await.map_err(status_error)?.into_inner();
     say(&format!("awake {}", awake.replicas.join(", ")));
-    Ok(())
-}
-
-pub(crate) async fn logs(args: &LogsArgs) -> anyhow::Result<()> {
-    let request = LogsRequest { replica: args.replica.clone(), lines: args.lines };
-    let logs = connect(&args.admin).await?.logs(request).await.map_err(status_error)?.into_inner();
-    logs.lines.iter().for_each(|line| say(line));
     Ok(())
 }

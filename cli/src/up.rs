@@ -3,7 +3,8 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use hostler_agent::{AgentConfig, IfAgentDies};
+use anyhow::Context;
+use hostler_agent::{AgentConfig, EngineProgram, IfAgentDies};
 use hostler_boot::{ListenError, Settings, Shutdown};
 use hostler_proto::fleet::v1::Replica;
 use hostler_router::keys::Secret;
@@ -12,9 +13,10 @@ use hostler_router::{Router, RouterConfig, StartError};
 use crate::AdjustRouter;
 use crate::admin::{connect_with, list_fleet};
 use crate::agent::prepare_and_run;
-use crate::local_fleet::{LocalFleet, find_local_fleets};
-use crate::output::say;
+use crate::local_fleet::{LocalFleet, PublishedRecord, UpRecord, find_local_fleets};
+use crate::output::{describe, say};
 use crate::router::{announce, router_config};
+use crate::settings::user_key_file;
 use crate::startup_progress::StartupProgress;
 
 /// How often the engines are checked until they are ready.
@@ -28,8 +30,9 @@ pub(crate) async fn up(settings: Settings, adjust_router: AdjustRouter) -> anyho
         router_config.agents_listen = "127.0.0.1:0".into();
     }
     let mut agent_config: AgentConfig = settings.section("agent")?;
+    let (key_file, tls_dir) = (user_key_file(&router_config.keys_file), router_config.tls_dir.clone());
     apply_local_tls(&settings, &mut router_config, &mut agent_config);
-    hostler_agent::check_engine(&agent_config)?;
+    let is_simulated = matches!(hostler_agent::check_engine(&agent_config)?, EngineProgram::Simulated { .. });
     let router = match Router::bind(router_config).await {
         Ok(router) => router,
         Err(error) => return Err(explain_conflict(error).await),
@@ -50,6 +53,7 @@ pub(crate) async fn up(settings: Settings, adjust_router: AdjustRouter) -> anyho
     let _signals = shutdown.install_signal_handlers(hostler_agent::signal_source(&agent_config))?;
     let (edge, admin) = (format!("{}://{}", router.edge_scheme(), router.edge_address()), router.admin_address());
     let (key, wants_keys) = (router.operator_key().clone(), router.requires_keys());
+    let _record = publish(UpRecord::of_this_process(&router, &key_file, &tls_dir, is_simulated)?);
     announce(&router);
     // The router already answers while vLLM's version is queried, which takes seconds.
     let router_task = tokio::spawn(router.run(shutdown.clone()));
@@ -73,6 +77,14 @@ pub(crate) async fn up(settings: Settings, adjust_router: AdjustRouter) -> anyho
     agent_task.await?
 }
 
+/// Writes down how other commands of this user find this process. They are not needed to serve.
+fn publish(record: Option<UpRecord>) -> Option<PublishedRecord> {
+    let published = record.context("its router has no socket for operators").and_then(|record| record.publish());
+    published
+        .inspect_err(|error| tracing::warn!(error = %describe(error), "`hostler down`, `env` and `wait` do not find this process"))
+        .ok()
+}
+
 /// Says what is up here already, if that is why the address is in use.
 async fn explain_conflict(error: StartError) -> anyhow::Error {
     let is_in_use = matches!(&error, StartError::Listen(ListenError::InUse { .. }) | StartError::Replaceable(_));
@@ -81,7 +93,7 @@ async fn explain_conflict(error: StartError) -> anyhow::Error {
         return error.into();
     }
     anyhow::anyhow!(
-        "up here already: {}; `hostler ps` shows it, `hostler down` ends it, and `--listen 127.0.0.1:0` starts another one beside it ({error})",
+        "up here already: {}; `hostler ps` shows it, `hostler down` ends it, and `--listen 127.0.0.1:0 --admin-listen 127.0.0.1:0` starts another one beside it ({error})",
         up.join(", ")
     )
 }

@@ -103,7 +103,7 @@ impl FleetFolder {
             Err(FolderError::NoHome) => return Ok(None),
             path => path?,
         };
-        if path.join("status.json").exists() { Self::at(&path).map(Some) } else { Ok(None) }
+        if path.is_dir() { Self::at(&path).map(Some) } else { Ok(None) }
     }
 
     /// Opens the folder at a path.

@@ -113,8 +113,8 @@ impl fleet_server::Fleet for Operators {
         let [index] = indices[..] else {
             return Err(Status::invalid_argument(format!("{replica} is a node; name one of its replicas, such as {replica}/0")));
         };
-        let lines = directives.logs(index, lines.clamp(1, MAX_LOG_LINES)).await?;
-        Ok(Response::new(LogsResponse { lines }))
+        let (lines, end) = directives.logs(index, lines.clamp(1, MAX_LOG_LINES)).await?;
+        Ok(Response::new(LogsResponse { lines, end }))
     }
 
     async fn past(&self, request: Request<PastRequest>) -> Result<Response<PastResponse>, Status> {

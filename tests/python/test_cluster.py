@@ -56,7 +56,9 @@ def test_a_model_is_brought_up_used_scaled_and_ended(login: LoginNode):
     tagless = login.hostler("up", "org/chat", "--nodes", "2", "--walltime", "0:10:00", "--dry-run")
     assert "hostler-chat-TAG" in tagless.stdout and "TAG is chosen" in tagless.stderr, tagless
     assert not login.state.exists()
-    assert login.hostler("env").returncode == 1, "this makes the folder"
+    assert login.hostler("env").returncode == 1 and not login.state.exists()
+    login.hostler("doctor")
+    assert login.state.exists(), "whether jobs can use it is tried"
     shown = login.succeed("up", "org/chat", "--nodes", "2", "--walltime", "0:10:00", "--dry-run")
     assert shown.startswith("install -D -m 600 " if login.kind == "pbs" else "sbatch "), shown
     assert login.name("chat") in shown and "00:10:00" in shown and "agent --config" in shown and SECRET in shown, shown

@@ -1,4 +1,4 @@
-"""What a person does with `hostler up` on one machine: end it by name, start it twice, start it with a flag that vLLM does not have."""
+"""What a person does with `hostler up` on one machine: end it, wait for it, reach it, follow its log, start it twice or wrongly."""
 
 import json
 import subprocess
@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx2
 import pytest
 
-from processes import Process, binary, environment
+from processes import Process, binary, environment, wait_until
 
 # On a machine that is busy, in seconds.
 START, END = 60, 60
@@ -17,10 +17,10 @@ BOUND = ("--max-num-seqs", "1", "--max-num-queued-reqs", "1")
 
 @pytest.fixture
 def runtime(tmp_path):
-    """A folder for sockets, as a login session has one; short, because their paths may have 107 bytes."""
+    """Folders for sockets and state, so that commands see only what the test has up; short, because paths of sockets may have 107 bytes."""
     folder = tmp_path / "run"
     folder.mkdir(mode=0o700)
-    return {"XDG_RUNTIME_DIR": str(folder)}
+    return {"XDG_RUNTIME_DIR": str(folder), "XDG_STATE_HOME": str(tmp_path / "state")}
 
 
 def run(runtime: dict[str, str], *arguments: str) -> subprocess.CompletedProcess:
@@ -44,11 +44,25 @@ def test_down_ends_what_up_serves_from_this_machine(tmp_path, runtime):
     up, _ = start(tmp_path, runtime, "one-machine-down")
     unknown = run(runtime, "down", "one-machine-nobody")
     assert unknown.returncode == 1 and "one-machine-nobody is not up here" in unknown.stderr, unknown.stderr
-    assert "one-machine-down (`hostler up`, process" in unknown.stderr
+    assert "one-machine-down (simulated, `hostler up`, process" in unknown.stderr
     ended = run(runtime, "down", "one-machine-down")
     assert ended.returncode == 0 and "ended     one-machine-down" in ended.stdout, ended
     assert up.child.wait(END) == 0
     assert run(runtime, "down", "one-machine-down").returncode == 1
+
+
+def test_up_is_found_whatever_stands_before_its_name_on_the_command_line(tmp_path, runtime):
+    settings = tmp_path / "hostler.toml"
+    settings.write_text('[router]\nlisten = "127.0.0.1:0"\nadmin_listen = "127.0.0.1:0"\n')
+    options = ["--engine", "simulated", "--replicas", "1", "--", "--served-model-name", "one-machine-config"]
+    up = Process("up", ["--config", str(settings), "up", *options], tmp_path, runtime)
+    up.printed("ready", START)
+    address = up.printed("edge", START).removeprefix("http://").removesuffix("/v1")
+    second = run(runtime, "up", "--engine", "simulated", "--listen", address, "--admin-listen", "127.0.0.1:0")
+    assert second.returncode == 1 and second.stderr.count("one-machine-config (simulated, `hostler up`, process") == 1, second.stderr
+    ended = run(runtime, "down", "one-machine-config")
+    assert ended.returncode == 0 and ended.stdout.count("ended     one-machine-config") == 1, ended
+    assert up.child.wait(END) == 0
 
 
 def test_a_second_up_says_what_is_up_already(tmp_path, runtime):
@@ -56,7 +70,7 @@ def test_a_second_up_says_what_is_up_already(tmp_path, runtime):
     address = edge.removeprefix("http://").removesuffix("/v1")
     second = run(runtime, "up", "--engine", "simulated", "--listen", address, "--admin-listen", "127.0.0.1:0")
     assert second.returncode == 1
-    assert "up here already: " in second.stderr and "one-machine-first (`hostler up`, process" in second.stderr, second.stderr
+    assert "up here already: " in second.stderr and "one-machine-first (simulated, `hostler up`, process" in second.stderr, second.stderr
     assert "`hostler down` ends it" in second.stderr
     up.child.terminate()
     assert up.child.wait(END) == 0
@@ -88,5 +102,69 @@ def test_a_storm_of_refusals_is_seen_although_every_replica_is_ready(tmp_path, r
     assert "TROUBLE" in run(runtime, "advise", "--admin", socket).stdout
     findings = json.loads(run(runtime, "ps", "--json", "--admin", socket).stdout)["findings"]
     assert [finding["kind"] for finding in findings] == ["answers-fail"]
+    up.child.terminate()
+    assert up.child.wait(END) == 0
+
+
+def test_env_says_how_programs_reach_what_up_serves(tmp_path, runtime):
+    up, edge = start(tmp_path, runtime, "one-machine-env")
+    said = run(runtime, "env", "one-machine-env")
+    assert said.returncode == 0, said.stderr
+    assert f"export OPENAI_BASE_URL={edge}" in said.stdout.splitlines() and "export OPENAI_API_KEY=none" in said.stdout
+    unknown = run(runtime, "env", "one-machine-nobody")
+    assert unknown.returncode == 1 and "one-machine-nobody is not up here; up is" in unknown.stderr, unknown.stderr
+    up.child.terminate()
+    assert up.child.wait(END) == 0
+
+
+def test_env_has_the_users_key_where_the_edge_wants_one(tmp_path, runtime):
+    settings = tmp_path / "config" / "hostler.toml"
+    made = run(runtime, "--config", str(settings), "init")
+    assert made.returncode == 0, made.stderr
+    options = ["--engine", "simulated", "--replicas", "1", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]
+    up = Process("up", ["--config", str(settings), "up", *options, "--", "--served-model-name", "one-machine-key"], tmp_path, runtime)
+    up.printed("ready", START)
+    said = run(runtime, "--config", str(settings), "env", "one-machine-key", "--json")
+    assert said.returncode == 0, said.stderr
+    key = (settings.parent / "user.key").read_text().strip()
+    assert json.loads(said.stdout)["api_key"] == key
+    up.child.terminate()
+    assert up.child.wait(END) == 0
+
+
+def test_wait_ends_when_the_model_of_up_serves(tmp_path, runtime):
+    options = ["--engine", "simulated", "--replicas", "1", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]
+    up = Process("up", ["up", *options, "--", "--served-model-name", "one-machine-wait", "--sim-start-ms", "2000"], tmp_path, runtime)
+    waited = run(runtime, "wait", "one-machine-wait")
+    assert waited.returncode == 0 and "ready     one-machine-wait at http://127.0.0.1:" in waited.stdout, waited
+    never = run(runtime, "wait", "one-machine-nobody", "--timeout", "20s")
+    assert never.returncode == 3 and "up is" in never.stderr, never
+    up.child.terminate()
+    assert up.child.wait(END) == 0
+
+
+def test_doctor_speaks_of_this_machine_where_no_scheduler_is(tmp_path, runtime):
+    up, edge = start(tmp_path, runtime, "one-machine-doctor")
+    said = run(runtime, "doctor")
+    assert "squeue" not in said.stdout + said.stderr and "scheduler" not in said.stdout, said
+    assert "one-machine-doctor (simulated, `hostler up`, process" in said.stdout and f"1 of 1 replicas ready at {edge}" in said.stdout
+    up.child.terminate()
+    assert up.child.wait(END) == 0
+
+
+def test_a_log_is_followed_and_each_line_is_said_once(tmp_path, runtime):
+    up, _ = start(tmp_path, runtime, "one-machine-logs")
+    socket = up.printed("socket", START)
+    replica = json.loads(run(runtime, "ps", "--json", "--admin", socket).stdout)["nodes"][0]["replicas"][0]["id"]
+    follower = Process("follower", ["logs", "-f", "--admin", socket], tmp_path, runtime)
+    # The agent begins each life with a line of its own.
+    def lives() -> list[str]:
+        return [line for line in follower.lines if line.endswith("of this engine begins")]
+
+    wait_until(lambda: len(lives()) == 1, START, "the first life is shown")
+    assert run(runtime, "restart", replica, "--force", "--admin", socket).returncode == 0
+    wait_until(lambda: len(lives()) == 2, START, "the second life is followed")
+    assert len(set(lives())) == 2
+    follower.kill()
     up.child.terminate()
     assert up.child.wait(END) == 0

@@ -52,9 +52,10 @@ impl EngineLog {
         self.tail.lock().finish_line();
     }
 
-    /// Last lines, oldest first.
-    pub(crate) fn last_lines(&self, count: usize) -> Vec<String> {
-        self.tail.lock().last_lines(count)
+    /// Last lines, oldest first, and how many there have been.
+    pub(crate) fn last_lines(&self, count: usize) -> (Vec<String>, u64) {
+        let tail = self.tail.lock();
+        (tail.last_lines(count), tail.lines_ever)
     }
 
     /// Last lines of the present life, oldest first.
@@ -71,6 +72,7 @@ struct LogTail {
     /// The next output replaces the unfinished line, as in a progress bar.
     has_carriage_return: bool,
     lines_of_life: usize,
+    lines_ever: u64,
 }
 
 impl LogTail {
@@ -126,6 +128,7 @@ impl LogTail {
         }
         self.lines.push_back(line);
         self.lines_of_life += 1;
+        self.lines_ever += 1;
         true
     }
 

@@ -355,8 +355,9 @@ impl Engine {
         &self.shared.crashes
     }
 
-    /// Last lines that the engine printed over all its lives, oldest first; at most 1,000.
-    pub fn log_tail(&self, count: usize) -> Vec<String> {
+    /// Last lines that the engine printed over all its lives, oldest first and at most 1,000; and
+    /// how many it has printed since the agent follows it.
+    pub fn log_tail(&self, count: usize) -> (Vec<String>, u64) {
         self.shared.log.last_lines(count)
     }
 

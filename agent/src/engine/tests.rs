@@ -153,7 +153,7 @@ async fn a_zero_exit_is_a_crash_that_shows_last_lines() {
     let again = fixture.until(|status| status.reason.contains("next start in 2 s")).await;
     assert_eq!(again.restarts, 1);
     assert!(again.epoch > failed.epoch);
-    assert_eq!(fixture.engine.log_tail(2), ["loading", "no memory left"]);
+    assert_eq!(fixture.engine.log_tail(2).0, ["loading", "no memory left"]);
     fixture.engine.stop().await;
 }
 
@@ -583,7 +583,7 @@ async fn an_engine_that_was_killed_starts_from_the_spare() {
     fixture.until(|status| status.epoch > first.epoch && status.pid.is_some()).await;
     let serving = fixture.serve().await;
     fixture.phase(Phase::Ready).await;
-    let printed = fixture.engine.log_tail(5).join("\n");
+    let printed = fixture.engine.log_tail(5).0.join("\n");
     assert!(printed.contains("it starts from the spare") && printed.contains("order: 1 3 /bin/sh -c exec sleep 600"), "{printed}");
     let processes = fixture.processes();
     assert!(!processes.is_empty(), "they are found although they began in another directory");

@@ -18,7 +18,7 @@ use crate::node::Replica;
 /// Each engine has its own deadlines. Execution continues even if the session that waits here ends.
 pub(super) async fn execute(uplink: Arc<Uplink>, id: u64, order: directive::Order) -> wire::Answer {
     let Some((order, replicas)) = parse_order(order) else {
-        return wire::Answer { id, error: "the order is not known here".to_owned(), log_lines: Vec::new() };
+        return wire::Answer { id, error: "the order is not known here".to_owned(), log_lines: Vec::new(), log_end: 0 };
     };
     tracing::info!(event = "order_received", replicas = ?replicas.indices, ?order, "directive from router");
     let carrying = uplink.state.select(&replicas.indices).map(|replica| {
@@ -26,7 +26,7 @@ pub(super) async fn execute(uplink: Arc<Uplink>, id: u64, order: directive::Orde
         async move { (name, replica.engine.execute(order).await.map_err(|error| error.to_string())) }
     });
     let error = summarize_failures(&join_all(carrying).await);
-    wire::Answer { id, error, log_lines: Vec::new() }
+    wire::Answer { id, error, log_lines: Vec::new(), log_end: 0 }
 }
 
 /// Restarts replicas that do not run, and lets draining ones continue; says why if there was none.

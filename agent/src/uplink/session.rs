@@ -329,7 +329,7 @@ impl Session {
 
     async fn execute_directive(&mut self, directive: wire::Directive) -> Result<(), SessionEnd> {
         let uplink = self.claim.uplink.clone();
-        let mut answer = wire::Answer { id: directive.id, error: String::new(), log_lines: Vec::new() };
+        let mut answer = wire::Answer { id: directive.id, error: String::new(), log_lines: Vec::new(), log_end: 0 };
         match directive.order {
             Some(Order::Resync(_)) => {
                 let snapshot = self.reporter.snapshot(&uplink.state);
@@ -344,7 +344,7 @@ impl Session {
                 uplink.state.select(&replicas.indices).for_each(|replica| replica.engine.restart());
             }
             Some(Order::Logs(request)) => match uplink.state.replica(request.index) {
-                Some(replica) => answer.log_lines = replica.engine.log_tail(request.lines as usize),
+                Some(replica) => (answer.log_lines, answer.log_end) = replica.engine.log_tail(request.lines as usize),
                 None => answer.error = format!("this node has no replica {}", request.index),
             },
             Some(Order::ResyncCache(replicas)) => {

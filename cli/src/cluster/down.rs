@@ -16,6 +16,7 @@ use super::controller_process::{HeartbeatWatch, ensure_process, find_controller}
 use super::controller_start::{FoundController, ensure_controller};
 use super::entries::find_entry;
 use super::progress::describe_ending;
+use crate::fleet_state::has_jobs;
 use crate::local_fleet;
 use crate::output::say;
 use crate::settings::cluster_config;
@@ -39,8 +40,7 @@ pub(crate) struct DownArgs {
 
 pub(crate) async fn down(args: &DownArgs, file: Option<&Path>) -> anyhow::Result<()> {
     let jobs = FleetFolder::find(&cluster_config(file)?)?;
-    let has_jobs = jobs.map_or(Ok(false), |folder| anyhow::Ok(!folder.entries()?.is_empty() || !folder.remembered()?.is_empty()))?;
-    if !has_jobs {
+    if !has_jobs(jobs.as_ref())? {
         return local_fleet::down(&args.names).await;
     }
     let fleet = Fleet::open(file)?;

@@ -2,7 +2,7 @@
 //! `hostler doctor` gathers the answers.
 
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use hostler_boot::socket::MAX_PATH_BYTES;
 use hostler_scheduler::Scheduler;
@@ -75,15 +75,15 @@ pub(crate) struct CheckResult {
 }
 
 impl CheckResult {
-    fn ok(subject: &'static str, text: impl Into<String>) -> Self {
+    pub(super) fn ok(subject: &'static str, text: impl Into<String>) -> Self {
         Self { subject, verdict: Verdict::Ok, text: text.into(), remedy: String::new() }
     }
 
-    fn note(subject: &'static str, text: impl Into<String>) -> Self {
+    pub(super) fn note(subject: &'static str, text: impl Into<String>) -> Self {
         Self { subject, verdict: Verdict::Note, text: text.into(), remedy: String::new() }
     }
 
-    fn problem(subject: &'static str, text: impl Into<String>, remedy: impl Into<String>) -> Self {
+    pub(super) fn problem(subject: &'static str, text: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self { subject, verdict: Verdict::Problem, text: text.into(), remedy: remedy.into() }
     }
 
@@ -109,12 +109,12 @@ pub(super) fn examine(facts: &HostFacts) -> Vec<CheckResult> {
         check_controller(facts),
         check_service(facts),
         check_clock(facts),
-        Some(check_proxy(facts)),
+        Some(check_proxy(facts.proxy.as_ref(), &facts.no_proxy)),
         Some(check_engine(facts)),
-        check_model(facts),
+        check_model(facts.model.as_ref()),
         check_gpus(facts),
-        Some(check_run_dir(facts)),
-        Some(check_router_socket(facts)),
+        Some(check_run_dir(&facts.run_dir)),
+        Some(check_router_socket(&facts.router_socket)),
     ];
     found.into_iter().flatten().collect()
 }
@@ -193,10 +193,11 @@ fn check_clock(facts: &HostFacts) -> Option<CheckResult> {
     })
 }
 
-fn check_proxy(facts: &HostFacts) -> CheckResult {
-    match &facts.proxy {
+/// `proxy` is the variable that names one, and its value.
+pub(super) fn check_proxy(proxy: Option<&(&'static str, String)>, no_proxy: &str) -> CheckResult {
+    match proxy {
         None => CheckResult::ok("proxy", "none is set"),
-        Some((name, _)) if bypasses_proxy(&facts.no_proxy) => CheckResult::ok("proxy", format!("{name} is set, and localhost excepted")),
+        Some((name, _)) if bypasses_proxy(no_proxy) => CheckResult::ok("proxy", format!("{name} is set, and localhost excepted")),
         Some((name, proxy)) => CheckResult::problem(
             "proxy",
             format!("{name} has clients ask {} for localhost", without_user(proxy)),
@@ -226,8 +227,8 @@ fn check_engine(facts: &HostFacts) -> CheckResult {
     }
 }
 
-fn check_model(facts: &HostFacts) -> Option<CheckResult> {
-    Some(match facts.model.as_ref()? {
+pub(super) fn check_model(model: Option<&Result<Option<String>, String>>) -> Option<CheckResult> {
+    Some(match model? {
         Ok(None) => CheckResult::ok("model", "it is there"),
         Ok(Some(unknown)) => CheckResult::note("model", unknown),
         Err(error) => CheckResult::problem("model", error, ""),
@@ -248,15 +249,14 @@ fn check_gpus(facts: &HostFacts) -> Option<CheckResult> {
     })
 }
 
-fn check_run_dir(facts: &HostFacts) -> CheckResult {
-    match &facts.run_dir {
+pub(super) fn check_run_dir(run_dir: &Result<PathBuf, String>) -> CheckResult {
+    match run_dir {
         Ok(folder) => CheckResult::ok("sockets", format!("an agent's fit into {}", folder.display())),
         Err(error) => CheckResult::problem("sockets", error, ""),
     }
 }
 
-fn check_router_socket(facts: &HostFacts) -> CheckResult {
-    let path = &facts.router_socket;
+pub(super) fn check_router_socket(path: &Path) -> CheckResult {
     match path.as_os_str().as_bytes().len().saturating_sub(MAX_PATH_BYTES) {
         0 => CheckResult::ok("sockets", format!("the router's fits into {}", path.parent().unwrap_or(path).display())),
         excess => CheckResult::problem(

@@ -120,6 +120,14 @@ fn a_missing_folder_is_not_created_by_a_lookup() {
 }
 
 #[test]
+fn a_folder_is_found_before_its_controller_has_written_a_status() {
+    let place = tempfile::tempdir().unwrap();
+    let config = ClusterConfig { state_dir: place.path().join("fleet"), ..ClusterConfig::default() };
+    let made = FleetFolder::open(&config).unwrap();
+    assert_eq!((made.status().unwrap().is_none(), FleetFolder::find(&config).unwrap()), (true, Some(made)));
+}
+
+#[test]
 fn job_names_are_unique_to_their_fleet_and_permanent() {
     let (place, folder) = folder();
     let name = folder.job_name("chat");

@@ -44,6 +44,7 @@ fn only_the_last_lines_are_kept() {
     assert_eq!(seen.len(), 2_000);
     assert_eq!(tail.lines.len(), TAIL_LINES);
     assert_eq!(tail.last_lines(1), ["line 1999"]);
+    assert_eq!(tail.lines_ever, 2_000, "a reader sees how many it has missed");
 }
 
 #[test]
@@ -61,7 +62,7 @@ fn the_agents_own_lines_separate_lives() {
     log.finish_line();
     assert_eq!(seen, ["one"]);
     assert_eq!(log.last_lines_of_life(9), ["one", "two"]);
-    assert_eq!(log.last_lines(9), ["first life", "one", "two"]);
+    assert_eq!(log.last_lines(9), (["first life", "one", "two"].map(str::to_owned).to_vec(), 3));
     log.note("a remark");
     assert_eq!(log.last_lines_of_life(9), ["one", "two", "a remark"]);
     log.begin_life("second life");
