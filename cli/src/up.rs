@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use hostler_agent::{AgentConfig, EngineProgram, IfAgentDies};
+use hostler_agent::{AgentConfig, EngineProgram, IfAgentDies, IfEnginesFail};
 use hostler_boot::{ListenError, Settings, Shutdown};
 use hostler_proto::fleet::v1::Replica;
 use hostler_router::keys::Secret;
@@ -40,6 +40,10 @@ pub(crate) async fn up(settings: Settings, adjust_router: AdjustRouter) -> anyho
     if agent_config.if_agent_dies == IfAgentDies::Auto {
         // Engines that a person starts in a terminal end with it.
         agent_config.if_agent_dies = IfAgentDies::Kill;
+    }
+    if agent_config.if_engines_fail == IfEnginesFail::Auto {
+        // Somebody looks on, and mends the cause sooner when the command ends with it.
+        agent_config.if_engines_fail = IfEnginesFail::End;
     }
     if !settings.is_set("agent", "router") {
         agent_config.router.clear();

@@ -152,6 +152,14 @@ def test_doctor_speaks_of_this_machine_where_no_scheduler_is(tmp_path, runtime):
     assert up.child.wait(END) == 0
 
 
+def test_an_engine_that_never_starts_ends_up_with_the_reason(tmp_path, runtime):
+    options = ["--engine", "simulated", "--replicas", "1", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]
+    ended = run(runtime, "up", *options, "--", "--sim-fail-start")
+    assert ended.returncode == 4, ended
+    assert "what to do: read the engine's last lines with `hostler logs " in ended.stderr, ended.stderr
+    assert "REPLICA" not in ended.stdout + ended.stderr and "by itself" not in ended.stderr.splitlines()[-1]
+
+
 def test_a_log_is_followed_and_each_line_is_said_once(tmp_path, runtime):
     up, _ = start(tmp_path, runtime, "one-machine-logs")
     socket = up.printed("socket", START)

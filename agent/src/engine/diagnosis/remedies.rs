@@ -3,7 +3,7 @@
 /// Stands for the replica's name in the remedies below.
 pub(in crate::engine) const REPLICA: &str = "REPLICA";
 
-pub(super) const UNKNOWN: &str = "read the engine's last lines with `hostler logs REPLICA`; it is started again by itself";
+pub(super) const UNKNOWN: &str = "read the engine's last lines with `hostler logs REPLICA`, or in its log file";
 pub(super) const NO_RUN_DIR: &str = "`df -h` and `ls -ld` show why; name another place on a local disk with --run-dir";
 pub(super) const RUN_DIR_REMOVED: &str =
     "it is started again by itself; if a site's cleaner of /tmp did it, name a place that it leaves alone with --run-dir";
