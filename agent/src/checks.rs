@@ -50,9 +50,8 @@ pub fn check_run_dir(config: &AgentConfig) -> Result<PathBuf, AgentError> {
 /// # Errors
 /// When the driver does not work, or this process may use none of its GPUs.
 pub async fn find_gpus(config: &AgentConfig) -> Result<Result<Vec<String>, String>, AgentError> {
-    let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
     let engine = EngineProgram::Vllm { program: config.vllm_bin.clone() };
-    let host = Host::discover(&engine, &config.nvml_lib, visible.as_deref()).await?;
+    let host = Host::discover(&engine, config).await?;
     Ok(match host.no_gpu_because {
         Some(reason) => Err(reason),
         None => Ok(host.gpus.into_iter().map(|gpu| gpu.name).collect()),

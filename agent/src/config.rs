@@ -150,6 +150,9 @@ pub struct AgentConfig {
     /// It takes memory from the other one: the weights again, and a cache for one context; see
     /// `hostler plan`.
     pub standby: bool,
+    /// GPUs that engines may use, such as `0,1`: positions in PCI order, UUIDs or their beginnings.
+    /// Empty means those that `CUDA_VISIBLE_DEVICES` names, else all.
+    pub gpus: String,
     /// What the engines are tuned for: `throughput`, `latency` or `conservative`; `hostler plan`
     /// shows the flags of each.
     pub profile: Profile,
@@ -263,6 +266,7 @@ impl Default for AgentConfig {
             replicas: 0,
             tp: 0,
             standby: false,
+            gpus: String::new(),
             profile: Profile::Throughput,
             front_end: FrontEnd::Auto,
             engine_start: EngineStart::Spare,

@@ -15,11 +15,14 @@ pub(crate) use crate::gpu::Gpu;
 use crate::gpu::visible::{self, VisibleDevicesError};
 use crate::gpu::{DriverError, GpuDriver, MigSliceNeedsUuid};
 
+/// Variable by which batch systems assign GPUs to a job.
+const VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
+
 #[derive(Debug, Clone)]
 pub(crate) struct Host {
     /// Host name, as the kernel knows it.
     pub name: String,
-    /// GPUs that this process may use, in the order of `CUDA_VISIBLE_DEVICES` if that is set.
+    /// GPUs that this process may use, in the order of `agent.gpus` or `CUDA_VISIBLE_DEVICES`.
     pub gpus: Vec<Gpu>,
     pub driver: Option<GpuDriver>,
     /// Why there is no GPU, for the log; `None` if there is one.
@@ -56,8 +59,8 @@ pub enum EngineProgram {
 /// Reasons why no engine can be started here. Each says what to change.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum HostError {
-    #[error(transparent)]
-    Visible(#[from] VisibleDevicesError),
+    #[error("{by} {source}")]
+    Visible { by: &'static str, source: VisibleDevicesError },
     #[error(transparent)]
     Slice(#[from] MigSliceNeedsUuid),
     /// The named library does not exist.
@@ -90,14 +93,18 @@ pub enum HostError {
 impl Host {
     /// Asks the kernel for the name and the NVIDIA driver for the GPUs.
     ///
-    /// Only GPUs allowed by `visible`, the value of `CUDA_VISIBLE_DEVICES`, are kept. The simulated
-    /// engine needs no GPUs and gets them only from a library that was named for the purpose. A
-    /// host without a driver has no GPUs, which is no error.
+    /// Only GPUs that `agent.gpus` allows are kept, or `CUDA_VISIBLE_DEVICES` where that is empty.
+    /// The simulated engine needs no GPUs and gets them only from a library that was named for the
+    /// purpose. A host without a driver has no GPUs, which is no error.
     ///
     /// # Errors
     /// When the driver does not work, or this process may use none of its GPUs.
-    pub(crate) async fn discover(engine: &EngineProgram, library: &Path, visible: Option<&str>) -> Result<Self, HostError> {
-        let library = Some(library).filter(|path| !path.as_os_str().is_empty());
+    pub(crate) async fn discover(engine: &EngineProgram, config: &AgentConfig) -> Result<Self, HostError> {
+        let library = Some(config.nvml_lib.as_path()).filter(|path| !path.as_os_str().is_empty());
+        let (by, visible) = match Some(&config.gpus).filter(|list| !list.is_empty()) {
+            Some(list) => ("agent.gpus", Some(list.clone())),
+            None => (VISIBLE_DEVICES, std::env::var(VISIBLE_DEVICES).ok()),
+        };
         let without = |reason: &str| Self { name: host_name(), gpus: Vec::new(), driver: None, no_gpu_because: Some(reason.to_owned()) };
         match engine {
             EngineProgram::Simulated { .. } if library.is_none() => return Ok(without("the simulated engine needs none")),
@@ -113,10 +120,11 @@ impl Host {
         if driver.gpus().is_empty() && visible.is_none() {
             return Ok(without("the NVIDIA driver shows no GPU"));
         }
-        let selection = visible::select(driver.gpus(), visible)?;
+        let selected = visible::select(driver.gpus(), visible.as_deref());
+        let selection = selected.map_err(|source| HostError::Visible { by, source })?;
         if let Some(entry) = selection.unknown_entry {
             let known = visible::describe(driver.gpus());
-            tracing::warn!(entry, known, "CUDA_VISIBLE_DEVICES names a GPU that is not here; the list ends before it, as it does for CUDA");
+            tracing::warn!(entry, known, "{by} names a GPU that is not here; the list ends before it, as it does for CUDA");
         }
         Ok(Self { name: host_name(), gpus: selection.gpus, driver: Some(driver), no_gpu_because: None })
     }

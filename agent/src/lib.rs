@@ -230,8 +230,7 @@ impl Agent {
             return Err(AgentError::NoRouter);
         }
         let engine = choose_engine(&config, simulated)?;
-        let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
-        let host = Host::discover(&engine, &config.nvml_lib, visible.as_deref()).await?;
+        let host = Host::discover(&engine, &config).await?;
         if let Some(reason) = &host.no_gpu_because {
             tracing::info!(reason, "no GPU");
         }

@@ -14,6 +14,7 @@ use anyhow::Context;
 use clap::{Args, Subcommand};
 use hostler_tls::{Authority, JoinToken, TokenInfo, TokenScope, TokenStore, UseLimit, write_private};
 
+pub(crate) use self::user_files::ensure_user_key;
 use crate::output::{Side, complain, say, table};
 use crate::secret_output::warn_of_readers;
 use crate::settings::tls_dir;

@@ -19,6 +19,7 @@ mod file_end;
 mod fleet_connection;
 mod fleet_relay;
 mod fleet_state;
+mod help;
 mod host_names;
 mod init;
 mod keeper;
@@ -58,12 +59,12 @@ use settings::CommandFlags;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// A distributed router for LLM inference.
+/// Serves LLMs from your GPUs behind one OpenAI-compatible address.
 #[derive(Debug, Parser)]
-#[command(name = "hostler", version, about, max_term_width = 110)]
+#[command(name = "hostler", version, max_term_width = 110)]
 struct Cli {
-    /// Configuration file (TOML); without it `~/.config/hostler/hostler.toml`, where there is one.
-    #[arg(long, global = true, env = "HOSTLER_CONFIG", value_name = "FILE")]
+    /// Settings file [default: `~/.config/hostler/hostler.toml`, where there is one]
+    #[arg(long, global = true, env = "HOSTLER_CONFIG", hide_env_values = true, value_name = "FILE")]
     config: Option<PathBuf>,
     #[command(subcommand)]
     command: Command,
@@ -72,47 +73,65 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 #[allow(clippy::large_enum_variant, reason = "made once a process")]
 enum Command {
-    /// Serve a model: from this machine, with a router, an agent and its engines; or with --nodes
-    /// from batch jobs of a cluster.
-    #[command(after_help = hostler_agent::EXIT_CODES)]
+    /// Serve a model, from this machine or from batch jobs of a cluster.
+    ///
+    /// From this machine a router, an agent and its engines run in this process. With --nodes, or
+    /// --min and --max, they are batch jobs. `serve` and `run` mean the same.
+    #[command(aliases = UP_ALIASES, after_long_help = hostler_agent::EXIT_CODES)]
     Up(cluster::UpArgs),
     /// Wait until a model serves that `hostler up` has started.
-    #[command(after_help = cluster::WAIT_EXIT_CODES)]
+    #[command(after_long_help = cluster::WAIT_EXIT_CODES)]
     Wait(cluster::WaitArgs),
     /// Give a model that is up another number of nodes.
     Scale(cluster::ScaleArgs),
-    /// End models that are up: with all their batch jobs, or those of this machine.
+    /// End models that are up.
+    ///
+    /// With them go all their batch jobs, or their engines on this machine; running requests may
+    /// finish. `stop` means the same.
+    #[command(alias = "stop")]
     Down(cluster::DownArgs),
     /// Run the router.
     Router(router::RouterArgs),
-    /// Run the agent of this node: it starts the engines and serves the routers.
-    #[command(after_help = hostler_agent::EXIT_CODES)]
+    /// Run the agent of this node: it starts engines and serves routers.
+    #[command(after_long_help = hostler_agent::EXIT_CODES)]
     Agent(settings::EngineArgs),
-    /// Keep a fleet of batch jobs: a router, and what submits, replaces and ends the jobs that
-    /// `hostler up` has asked for.
+    /// Keep a fleet of batch jobs, with its router.
+    ///
+    /// It submits, replaces and ends the jobs that `hostler up` has asked for, and `hostler up`
+    /// starts it.
     Controller(controller::ControllerArgs),
-    /// Show what the agent would run here and why: layout, memory, flags. Starts nothing.
+    /// Show what would run here, and why; starts nothing.
+    ///
+    /// Shown are the layout of replicas, their memory and the flags of each engine.
     Plan(plan::PlanArgs),
-    /// Show nodes and replicas: phase, load, KV use, what is known of the cache.
+    /// Show nodes and replicas: phase, load, cache, and what is wrong.
+    ///
+    /// `status` means the same.
+    #[command(alias = "status")]
     Ps(ps::PsArgs),
-    /// Watch nodes and replicas in the terminal as they change; drain, restart and release them
-    /// there.
+    /// Watch nodes and replicas in the terminal.
+    ///
+    /// They can be drained, restarted and released there.
     Top(top::TopArgs),
-    /// Open the router's page in a browser: the fleet as it changes, and why each request went
-    /// where it went.
+    /// Open the router's page in a browser.
+    ///
+    /// It shows the fleet as it changes, and why each request went where it went.
     Page(page::PageArgs),
     /// Show what costs the engines speed, and what to change.
     Advise(advise::AdviseArgs),
     /// Empty a node or a replica, then stop it.
     Drain(drain::DrainArgs),
-    /// Empty a node or a replica, then start it again; --rolling does it to one replica after
-    /// another.
+    /// Empty a node or a replica, then start it again.
+    ///
+    /// With --rolling one replica after another, so that no request fails.
     Restart(operate::RestartArgs),
-    /// Let a quarantined, failed or stopped replica start again now, and one that drains go on
-    /// serving.
+    /// Let a quarantined, failed or stopped replica start again now.
+    ///
+    /// One that drains goes on serving.
     Release(operate::TargetArgs),
-    /// Let replicas finish what they run, then give their GPU memory back; they need
-    /// --enable-sleep-mode among agent.engine_args.
+    /// Let replicas finish, then give their GPU memory back.
+    ///
+    /// They need --enable-sleep-mode among agent.engine_args.
     Sleep(operate::SleepArgs),
     /// Bring replicas that sleep back into service.
     Wake(operate::TargetArgs),
@@ -122,31 +141,35 @@ enum Command {
     /// Make, show and revoke the keys of those who may send requests.
     #[command(subcommand)]
     Keys(keys::Keys),
-    /// Make what a fleet of yours needs and does not have: its authority, your key, settings for
-    /// your cluster. What is there stays as it is.
+    /// Make what a fleet needs: its authority, your key, settings.
+    ///
+    /// What is there stays as it is.
     Init(init::InitArgs),
-    /// Print how programs on this host reach what you have up, as in `eval "$(hostler env)"`.
+    /// Print how programs reach what is up, as variables for a shell.
     Env(env::EnvArgs),
-    /// Reach your fleet on a login node from another machine, through ssh.
+    /// Reach your fleet on a login node from another machine, by ssh.
     Connect(connect::ConnectArgs),
-    /// Say what keeps a model from being served here, from this machine or from batch jobs, and what
-    /// to do about it.
+    /// Say what keeps a model from being served here, and what to do.
+    ///
+    /// It looks at this machine, or at what batch jobs would find.
     Doctor(doctor::DoctorArgs),
     /// Make, show and revoke the tokens by which nodes join.
     #[command(subcommand)]
     Token(init::TokenCommand),
-    /// Show the last lines of an engine's log.
+    /// Show the last lines of an engine's log, and follow it.
     Logs(logs::LogsArgs),
     /// Show why a request went where it went.
     Explain(explain::ExplainArgs),
-    /// Write an archive for a bug report, without secrets: versions, settings, nodes, decisions,
-    /// logs of engines that failed, metrics.
+    /// Write an archive for a bug report, without secrets.
+    ///
+    /// It has versions, settings, nodes, decisions, logs of engines that failed, and metrics.
     Report(report::ReportArgs),
-    /// Measure an OpenAI endpoint, or several beside each other under the same load.
+    /// Measure an OpenAI endpoint, or several under the same load.
     Bench(hostler_bench::BenchArgs),
-    /// Send a file of requests at low priority and write their answers to another; goes on where it
-    /// was killed.
-    #[command(after_help = hostler_batch::EXIT_CODES)]
+    /// Have a file of requests answered, behind those of people.
+    ///
+    /// The answers are written to another file. It goes on where it was killed.
+    #[command(after_long_help = hostler_batch::EXIT_CODES)]
     Batch(batch::BatchCommandArgs),
     /// Stand in the place of an engine that somebody else runs; started by agents.
     #[command(hide = true)]
@@ -156,18 +179,20 @@ enum Command {
     Sim(sim::Sim),
     /// Compare ways to choose a replica, on a model of engines.
     Simulate(hostler_simulate::SimulateArgs),
-    /// Read a configuration file and say what is wrong with it.
+    /// Read a settings file and say everything that is wrong with it.
     Check {
         /// The file; without it that of --config, or your own.
         file: Option<PathBuf>,
     },
-    /// Print the script by which a shell completes this program's arguments, as in
-    /// `source <(hostler completions bash)`.
+    /// Print the script by which a shell completes this program's arguments.
     Completions { shell: clap_complete::Shell },
     /// Print the manual's generated parts.
     #[command(subcommand)]
     Docs(docs::Docs),
 }
+
+/// Other names of `hostler up`, which people type.
+const UP_ALIASES: [&str; 2] = ["serve", "run"];
 
 /// Changes properties of a router that no setting changes, for tests.
 type AdjustRouter = fn(&mut RouterConfig);
@@ -184,7 +209,7 @@ pub fn main_with(adjust_router: AdjustRouter) -> ExitCode {
     if let Some(ended) = keeper::keeper() {
         return ended;
     }
-    let matches = command(asks_about_jobs(std::env::args())).get_matches();
+    let matches = help::parse(help::shape(command(asks_about_jobs(std::env::args()))), std::env::args_os().collect());
     let cli = match Cli::from_arg_matches(&matches) {
         Ok(cli) => cli,
         Err(error) => error.exit(),
@@ -215,7 +240,7 @@ fn exit_code(error: &anyhow::Error) -> ExitCode {
 fn asks_about_jobs(words: impl Iterator<Item = String>) -> bool {
     let words: Vec<String> = words.take_while(|word| word != "--").collect();
     let has = |flags: &[&str]| words.iter().any(|word| flags.contains(&word.split('=').next().unwrap_or_default()));
-    has(&["up"]) && has(&["-h", "--help"]) && has(&["--nodes", "--min", "--max", "--walltime"])
+    (has(&["up"]) || has(&UP_ALIASES)) && has(&["-h", "--help"]) && has(&["--nodes", "--min", "--max", "--walltime"])
 }
 
 /// The command line, with a flag for each setting. `hides_local_flags` leaves local flags out of
@@ -231,7 +256,11 @@ fn command(hides_local_flags: bool) -> clap::Command {
     settings.into_iter().fold(Cli::command(), |command, (name, sections)| {
         let hides = hides_local_flags && name == "up";
         let flags = hostler_boot::Settings::flags(&sections).into_iter().map(move |flag| flag.hide(hides));
-        command.mut_subcommand(name, |command| command.args(flags))
+        command.mut_subcommand(name, |command| {
+            // `hostler plan` describes GPUs by a flag of its own.
+            let own: Vec<String> = command.get_arguments().filter_map(|arg| arg.get_long().map(str::to_owned)).collect();
+            command.args(flags.filter(|flag| !flag.get_long().is_some_and(|long| own.iter().any(|own| own == long))))
+        })
     })
 }
 

@@ -17,10 +17,10 @@ use crate::settings::EngineArgs;
 pub(crate) struct PlanArgs {
     /// Plan for these GPUs instead of this host's: `4x80` is four of 80 GiB, `2x3g.40gb` two MIG
     /// slices; commas separate kinds.
-    #[arg(long, value_name = "COUNTxSIZE")]
-    gpus: Option<String>,
+    #[arg(long = "gpus", value_name = "COUNTxSIZE")]
+    described_gpus: Option<String>,
     /// The GPUs of `--gpus` are joined by NVLink: all of a kind, or in groups of so many.
-    #[arg(long, value_name = "GROUP", num_args = 0..=1, require_equals = true, default_missing_value = "64", requires = "gpus")]
+    #[arg(long, value_name = "GROUP", num_args = 0..=1, require_equals = true, default_missing_value = "64", requires = "described_gpus")]
     nvlink: Option<u32>,
     /// Plan for this release of vLLM instead of the installed one.
     #[arg(long, value_name = "VERSION")]
@@ -35,7 +35,7 @@ pub(crate) struct PlanArgs {
 /// Prints the plan; fails with the arithmetic if the model does not fit.
 pub(crate) async fn plan(settings: &Settings, args: &PlanArgs) -> anyhow::Result<()> {
     let config: AgentConfig = settings.section("agent")?;
-    let described = args.gpus.as_deref().map(|text| parse_gpus(text, args.nvlink.unwrap_or(0))).transpose().context("--gpus")?;
+    let described = args.described_gpus.as_deref().map(|text| parse_gpus(text, args.nvlink.unwrap_or(0))).transpose().context("--gpus")?;
     let release =
         |text: &String| VllmVersion::parse(text).with_context(|| format!("--vllm-version {text:?} is no version, such as 0.32.0"));
     let version = args.vllm_version.as_ref().map(release).transpose()?;

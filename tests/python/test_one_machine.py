@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx2
 import pytest
 
-from processes import Process, binary, environment, wait_until
+from processes import Process, binary, environment, free_port, wait_until
 
 # On a machine that is busy, in seconds.
 START, END = 60, 60
@@ -129,6 +129,21 @@ def test_env_has_the_users_key_where_the_edge_wants_one(tmp_path, runtime):
     key = (settings.parent / "user.key").read_text().strip()
     assert json.loads(said.stdout)["api_key"] == key
     up.child.terminate()
+    assert up.child.wait(END) == 0
+
+
+def test_words_of_other_programs_choose_port_and_key(tmp_path, runtime):
+    port, home = free_port(), {"XDG_CONFIG_HOME": str(tmp_path / "config"), "HOME": str(tmp_path)}
+    arguments = ["serve", "--port", str(port), "--api-key", "--engine", "simulated", "--", "--served-model-name", "one-machine-words"]
+    up = Process("up", arguments, tmp_path, runtime | home)
+    up.printed("ready", START)
+    assert up.printed("edge", START) == f"http://127.0.0.1:{port}/v1"
+    access = json.loads(run(runtime | home, "env", "one-machine-words", "--json").stdout)
+    models = f"{access['base_url']}/models"
+    assert httpx2.get(models).status_code == 401
+    assert httpx2.get(models, headers={"authorization": f"Bearer {access['api_key']}"}).status_code == 200
+    assert "one-machine-words" in run(runtime | home, "status").stdout
+    assert run(runtime | home, "stop", "one-machine-words").returncode == 0
     assert up.child.wait(END) == 0
 
 

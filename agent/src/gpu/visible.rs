@@ -1,19 +1,18 @@
-//! GPUs that `CUDA_VISIBLE_DEVICES` allows, read as CUDA reads it.
+//! GPUs that `agent.gpus` or `CUDA_VISIBLE_DEVICES` allows, read as CUDA reads that variable.
 //!
-//! Batch systems assign GPUs to a job through this variable. This module is pure.
+//! Batch systems assign GPUs to a job through it. This module is pure.
 
 use super::Gpu;
 
+/// What is wrong with a list of GPUs; its subject is the setting or the variable.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum VisibleDevicesError {
     /// The scheduler gave this job no GPU.
-    #[error(
-        "CUDA_VISIBLE_DEVICES is set but names no GPU, so this job has none: ask the scheduler for GPUs, unset the variable, or use --engine simulated"
-    )]
+    #[error("is set but names no GPU, so this job has none: ask the scheduler for GPUs, unset the variable, or use --engine simulated")]
     Nothing,
-    #[error("CUDA_VISIBLE_DEVICES names `{entry}`, but the GPUs of this host are {known}")]
+    #[error("names `{entry}`, but the GPUs of this host are {known}")]
     Unknown { entry: String, known: String },
-    #[error("CUDA_VISIBLE_DEVICES names `{entry}`, which is the beginning of several UUIDs")]
+    #[error("names `{entry}`, which is the beginning of several UUIDs")]
     Ambiguous { entry: String },
 }
 

@@ -132,8 +132,7 @@ pub async fn preview(config: AgentConfig, supposed: PreviewRequest) -> Result<Pl
             (gpus, links, HostResources::unlimited())
         }
         None => {
-            let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
-            let host = Host::discover(&engine, &config.nvml_lib, visible.as_deref()).await?;
+            let host = Host::discover(&engine, &config).await?;
             if let (Some(reason), EngineProgram::Vllm { .. }) = (&host.no_gpu_because, &engine) {
                 supposes.push(format!("{reason}: to plan for another host, describe its GPUs, as with --gpus 4x80 --nvlink"));
             }

@@ -17,7 +17,8 @@ use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
 pub use document::{example_file, markdown};
-pub use schema::{Section, Setting, ValueKind};
+use schema::Rejection;
+pub use schema::{Section, Setting, ValueKind, nearest};
 
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
@@ -55,7 +56,7 @@ impl Settings {
     pub fn load(sections: &[Section], sources: &SettingSources<'_>) -> Result<Self, ConfigError> {
         let mut settings = Self { values: Table::new(), origins: BTreeMap::new() };
         if let Some(path) = sources.file {
-            settings.read_file(path, sections)?;
+            settings.read_file(path, sections)?.into_iter().next().map_or(Ok(()), Err)?;
         }
         let environment: BTreeMap<&str, &str> = sources.environment.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
         for setting in sections.iter().flat_map(|section| &section.settings) {
@@ -76,21 +77,43 @@ impl Settings {
         Ok(settings)
     }
 
+    /// All mistakes of a file, as far as each can be seen alone: keys that no section has first, then
+    /// values. Empty if it is sound.
+    ///
+    /// # Errors
+    /// When the file cannot be read, or is not TOML.
+    pub fn mistakes(sections: &[Section], file: &Path) -> Result<Vec<ConfigError>, ConfigError> {
+        let mut settings = Self { values: Table::new(), origins: BTreeMap::new() };
+        let mut mistakes = settings.read_file(file, sections)?;
+        for section in sections {
+            let given = settings.values.get(section.name).and_then(Value::as_table).into_iter().flatten();
+            // A struct reports its first mistake alone, so each value is read without the others.
+            let rejected = given.filter_map(|(key, value)| {
+                let alone = Table::from_iter([(key.clone(), value.clone())]);
+                (section.read)(Value::Table(alone)).err().map(|error| settings.explain(section.name, &error))
+            });
+            mistakes.extend(rejected);
+        }
+        Ok(mistakes)
+    }
+
     /// A section as its struct.
     ///
     /// # Errors
     /// A value that the struct rejects, with its source and the expected form.
     pub fn section<T: DeserializeOwned>(&self, name: &str) -> Result<T, ConfigError> {
         let table = self.values.get(name).cloned().unwrap_or_else(|| Value::Table(Table::new()));
-        serde_path_to_error::deserialize(table).map_err(|error| {
-            let key = format!("{name}.{}", error.path());
-            let setting = key.split('[').next().unwrap_or(&key);
-            ConfigError::Value {
-                origin: self.origins.get(setting).cloned().unwrap_or_else(|| "default".into()),
-                message: error.inner().to_string().trim().replace('\n', " "),
-                key,
-            }
-        })
+        serde_path_to_error::deserialize(table).map_err(|error| self.explain(name, &error))
+    }
+
+    fn explain(&self, section: &str, error: &Rejection) -> ConfigError {
+        let key = format!("{section}.{}", error.path());
+        let setting = key.split('[').next().unwrap_or(&key);
+        ConfigError::Value {
+            origin: self.origins.get(setting).cloned().unwrap_or_else(|| "default".into()),
+            message: error.inner().to_string().trim().replace('\n', " "),
+            key,
+        }
     }
 
     /// Sets one value as if by a flag, for settings that a subcommand derives itself.
@@ -118,8 +141,9 @@ impl Settings {
         self.origins.contains_key(&format!("{section}.{key}"))
     }
 
-    /// Flags for all settings. If two sections have the same key, they share the flag, which then
-    /// sets both.
+    /// Flags for all settings, under a heading for each section. Short help has the first sentence of
+    /// a setting's meaning. If two sections have the same key, they share the flag, which then sets
+    /// both.
     #[must_use]
     pub fn flags(sections: &[Section]) -> Vec<Arg> {
         let mut flags: Vec<Arg> = Vec::new();
@@ -130,7 +154,9 @@ impl Settings {
             let action = if setting.kind.is_list() { ArgAction::Append } else { ArgAction::Set };
             let flag = Arg::new(setting.key)
                 .long(setting.flag())
-                .help(format!("{} [default: {}] [env: {}]", setting.doc, setting.default_text(), setting.environment()))
+                .help_heading(format!("Settings of [{}]", setting.section))
+                .help(setting.summary().to_owned())
+                .long_help(format!("{} [default: {}] [env: {}]", setting.doc, setting.default_text(), setting.environment()))
                 .value_name(setting.kind.placeholder())
                 .action(action);
             flags.push(if setting.kind == ValueKind::Bool { flag.num_args(0..=1).default_missing_value("true") } else { flag });
@@ -146,38 +172,43 @@ impl Settings {
         Ok(())
     }
 
-    fn read_file(&mut self, path: &Path, sections: &[Section]) -> Result<(), ConfigError> {
+    /// Takes what a file gives, and returns the keys and tables that it may not have.
+    fn read_file(&mut self, path: &Path, sections: &[Section]) -> Result<Vec<ConfigError>, ConfigError> {
         let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
         let table: Table = text.parse().map_err(|error: toml::de::Error| ConfigError::Syntax {
             path: path.to_owned(),
             message: error.to_string().trim().to_owned(),
         })?;
+        let mut mistakes = Vec::new();
         for (section_name, value) in table {
             let place = |key: Option<&str>| {
                 let line = schema::line_of(&text, &section_name, key).map(|line| format!(":{line}"));
                 format!("{}{}", path.display(), line.unwrap_or_default())
             };
             let Some(section) = sections.iter().find(|section| section.name == section_name) else {
-                let nearest = schema::nearest(&section_name, sections.iter().map(|section| section.name));
-                return Err(ConfigError::Unknown { origin: place(None), key: section_name, nearest });
+                let nearest = nearest(&section_name, sections.iter().map(|section| section.name)).map(str::to_owned);
+                mistakes.push(ConfigError::Unknown { origin: place(None), key: section_name, nearest });
+                continue;
             };
             let Value::Table(entries) = value else {
                 let message = format!("a section was expected: write [{section_name}] on a line of its own");
-                return Err(ConfigError::Value { origin: place(None), key: section_name, message });
+                mistakes.push(ConfigError::Value { origin: place(None), key: section_name, message });
+                continue;
             };
             for (key, value) in entries {
-                if !section.settings.iter().any(|setting| setting.key == key) {
-                    let full = format!("{section_name}.{key}");
-                    let nearest = schema::nearest(&key, section.settings.iter().map(|setting| setting.key));
-                    let nearest = nearest.map(|name| format!("{section_name}.{name}"));
-                    return Err(ConfigError::Unknown { origin: place(Some(&key)), key: full, nearest });
-                }
                 let origin = place(Some(&key));
+                let full = format!("{section_name}.{key}");
+                if !section.settings.iter().any(|setting| setting.key == key) {
+                    let nearest = nearest(&key, section.settings.iter().map(|setting| setting.key));
+                    let nearest = nearest.map(|name| format!("{section_name}.{name}"));
+                    mistakes.push(ConfigError::Unknown { origin, key: full, nearest });
+                    continue;
+                }
                 self.set(&section_name, &key, value);
-                self.origins.insert(format!("{section_name}.{key}"), origin);
+                self.origins.insert(full, origin);
             }
         }
-        Ok(())
+        Ok(mistakes)
     }
 }
 

@@ -3,6 +3,7 @@
 use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value as Json;
 use toml::Value;
 
@@ -100,6 +101,14 @@ impl Setting {
         if self.section == "log" { format!("log-{flag}") } else { flag }
     }
 
+    /// The first sentence of the meaning, without its full stop.
+    #[must_use]
+    pub fn summary(&self) -> &str {
+        // A full stop within an address or a number has no blank after it.
+        let end = self.doc.match_indices(". ").map(|(at, _)| at).find(|at| self.doc[at + 2..].starts_with(char::is_uppercase));
+        end.map_or(self.doc.trim_end_matches('.'), |end| &self.doc[..end])
+    }
+
     /// Default as written in the file.
     #[must_use]
     pub fn default_text(&self) -> String {
@@ -107,12 +116,17 @@ impl Setting {
     }
 }
 
+/// Path of a value that a struct rejects, and why.
+pub(super) type Rejection = serde_path_to_error::Error<toml::de::Error>;
+
 #[derive(Debug, Clone)]
 pub struct Section {
     /// Name of the table in the file.
     pub name: &'static str,
     /// Fields in the order of the struct.
     pub settings: Vec<Setting>,
+    /// Reads a table as the struct, to see what that rejects.
+    pub(super) read: fn(Value) -> Result<(), Rejection>,
 }
 
 impl Section {
@@ -122,7 +136,7 @@ impl Section {
     /// # Panics
     /// When `T` is not a struct of plain fields, which its first test shows.
     #[must_use]
-    pub fn of<T: JsonSchema + Serialize + Default>(name: &'static str) -> Self {
+    pub fn of<T: JsonSchema + Serialize + Default + DeserializeOwned>(name: &'static str) -> Self {
         let mut settings = SchemaSettings::draft2020_12();
         settings.inline_subschemas = true;
         let schema = Json::from(settings.into_generator().into_root_schema_for::<T>());
@@ -139,7 +153,7 @@ impl Section {
                 default: default.clone(),
             }
         });
-        Self { name, settings: settings.collect() }
+        Self { name, settings: settings.collect(), read: |table| serde_path_to_error::deserialize::<_, T>(table).map(drop) }
     }
 }
 
@@ -165,13 +179,12 @@ fn kind_of(field: &Json) -> ValueKind {
     }
 }
 
-/// The known name closest to `name`, if it is close enough to be a typo.
-pub(super) fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<String> {
-    known
-        .map(|candidate| (strsim::jaro_winkler(name, candidate), candidate))
-        .max_by(|left, right| left.0.total_cmp(&right.0))
-        .filter(|(similarity, _)| *similarity > 0.7)
-        .map(|(_, candidate)| candidate.to_owned())
+/// The known name closest to `name`, if it is close enough to be a typo: one letter in three, and
+/// always one, may be wrong, missing, too many or swapped with its neighbour.
+pub fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let most = (name.chars().count() / 3).max(1);
+    let distances = known.map(|candidate| (strsim::osa_distance(name, candidate), candidate));
+    distances.filter(|(distance, _)| *distance <= most).min_by_key(|(distance, _)| *distance).map(|(_, candidate)| candidate)
 }
 
 /// Line, counted from 1, on which `section` begins, or on which `key` is assigned after that.

@@ -82,6 +82,38 @@ fn an_unknown_key_suggests_the_nearest_with_file_and_line() {
 }
 
 #[test]
+fn what_is_no_typo_gets_no_suggestion() {
+    let near = |name| nearest(name, ["sleep", "keys", "stop-grace", "listen", "max-queued"].into_iter());
+    assert_eq!([near("serve"), near("port"), near("liste"), near("lsiten")], [None, None, Some("listen"), Some("listen")]);
+    assert_eq!([near("key"), near("max-queue"), near("max-quueud")], [Some("keys"), Some("max-queued"), Some("max-queued")]);
+}
+
+#[test]
+fn all_mistakes_of_a_file_are_found_at_once() {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(b"other = 1\n[example]\nlisen = \"x\"\nworkers = -1\nmode = \"quick\"\npeers = [\"a:1\", 2]\n").unwrap();
+    let found: Vec<String> = Settings::mistakes(&sections(), file.path()).unwrap().iter().map(ToString::to_string).collect();
+    let expected = [
+        ":3: unknown key `example.lisen`; did you mean `example.listen`?",
+        ":1: unknown key `other`",
+        ":5: example.mode: unknown variant `quick`",
+        ":6: example.peers[1]: invalid type: integer `2`, expected a string",
+        ":4: example.workers: invalid value: integer `-1`, expected u32",
+    ];
+    assert_eq!(found.len(), expected.len(), "{found:?}");
+    for (found, expected) in found.iter().zip(expected) {
+        assert!(found.contains(expected), "{found}\nshould contain {expected}");
+    }
+}
+
+#[test]
+fn the_first_sentence_of_a_meaning_is_its_summary() {
+    let summary = |doc: &str| Setting { doc: doc.to_owned(), ..sections()[0].settings[0].clone() }.summary().to_owned();
+    assert_eq!(summary("Where it listens."), "Where it listens");
+    assert_eq!(summary("At 127.0.0.1:8000, e.g. so. Beyond it, set `b`. More."), "At 127.0.0.1:8000, e.g. so");
+}
+
+#[test]
 fn a_duration_without_a_unit_is_refused_with_one() {
     for number in ["5", "0.5", "-1"] {
         let error = load(Some(&format!("[example]\ndrain_timeout = {number}\n")), &[], &[]).unwrap_err().to_string();

@@ -18,6 +18,8 @@ use super::entries::{milliseconds_since_1970, name_of_model, parse_nodes, put_en
 use super::walltime::parse_walltime;
 use super::watch::{WATCH_TIMEOUT, Watch};
 use super::{Fleet, say_changed_settings};
+use crate::help::CLUSTER;
+use crate::init::ensure_user_key;
 use crate::output::{complain, say};
 use crate::settings::{self, CommandFlags, EngineArgs};
 
@@ -28,6 +30,8 @@ pub(crate) struct UpArgs {
     /// The model: a folder, or a name on Hugging Face.
     #[arg(id = "MODEL", conflicts_with = "model")]
     model: Option<String>,
+    #[command(flatten)]
+    local: LocalArgs,
     /// Serve it from so many nodes of a cluster, each a batch job, instead of from this machine.
     #[arg(long, value_name = "N", value_parser = parse_nodes, requires = "walltime", conflicts_with_all = ["min", "max", "idle_after"])]
     nodes: Option<u32>,
@@ -35,26 +39,61 @@ pub(crate) struct UpArgs {
     #[arg(long, value_name = "TIME", value_parser = parse_walltime, requires = "size")]
     walltime: Option<Duration>,
     /// At least so many nodes, also none, of a size that follows what clients want.
-    #[arg(long, value_name = "N", requires = "max")]
+    #[arg(long, value_name = "N", requires = "max", hide_short_help = true, help_heading = CLUSTER)]
     min: Option<u32>,
     /// At most so many nodes, of a size that follows what clients want.
-    #[arg(long, value_name = "N", value_parser = parse_nodes, requires_all = ["min", "walltime"])]
+    #[arg(long, value_name = "N", value_parser = parse_nodes, requires_all = ["min", "walltime"], hide_short_help = true, help_heading = CLUSTER)]
     max: Option<u32>,
     /// A node that nobody has asked for so long ends.
-    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "30m", requires = "max")]
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "30m", requires = "max", hide_short_help = true, help_heading = CLUSTER)]
     idle_after: Duration,
     /// What the model is called in `hostler wait`, `scale` and `down`; without it the last part of
     /// MODEL.
-    #[arg(long, value_name = "NAME", requires = "size")]
+    #[arg(long, value_name = "NAME", requires = "size", hide_short_help = true, help_heading = CLUSTER)]
     name: Option<String>,
     /// Print what would be submitted, and start nothing.
-    #[arg(long, requires = "size")]
+    #[arg(long, requires = "size", hide_short_help = true, help_heading = CLUSTER)]
     dry_run: bool,
     /// Do not wait until it serves; `hostler wait` does.
     #[arg(long, requires = "size", conflicts_with = "dry_run")]
     detach: bool,
     #[command(flatten)]
     engine: EngineArgs,
+}
+
+/// Words for settings of this machine that people type elsewhere.
+#[derive(Debug, Args)]
+struct LocalArgs {
+    /// Port of the edge, instead of all of --listen.
+    ///
+    /// The admin listener takes any free port then, unless --admin-listen says which.
+    #[arg(long, value_name = "N", conflicts_with_all = ["listen", "nodes", "max"])]
+    port: Option<u16>,
+    /// Want a key from clients: yours, which `hostler env` has.
+    ///
+    /// It is made where there is none, in `user.key` beside --keys-file, or in ~/.config/hostler.
+    #[arg(long, conflicts_with_all = ["nodes", "max"])]
+    api_key: bool,
+}
+
+impl LocalArgs {
+    /// Sets what these words stand for.
+    fn apply(&self, settings: &mut Settings) -> anyhow::Result<()> {
+        if let Some(port) = self.port {
+            let router: RouterConfig = settings.section("router")?;
+            let host = router.listen.rsplit_once(':').map_or("127.0.0.1", |(host, _)| host);
+            settings.set("router", "listen", format!("{host}:{port}").into());
+            if !settings.is_set("router", "admin_listen") {
+                settings.set("router", "admin_listen", "127.0.0.1:0".into());
+            }
+        }
+        if self.api_key {
+            let router: RouterConfig = settings.section("router")?;
+            let keys = ensure_user_key(&router.keys_file)?;
+            settings.set("router", "keys_file", keys.display().to_string().into());
+        }
+        Ok(())
+    }
 }
 
 impl UpArgs {
@@ -64,6 +103,7 @@ impl UpArgs {
         if let Some(model) = &self.model {
             settings.set("agent", "model", model.clone().into());
         }
+        self.local.apply(&mut settings)?;
         Ok(settings)
     }
 

@@ -59,14 +59,15 @@ pub(super) async fn make_missing(args: &InitArgs, config: Option<&Path>) -> anyh
     let site = args.site.as_deref().map(sites::read).transpose()?;
     let files = UserFiles::locate(file.clone(), &router);
     let folder = file.parent().unwrap_or(Path::new("/"));
-    let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
-    made.with_context(|| format!("cannot make {}", folder.display()))?;
+    make_folder(folder)?;
 
     let authority = ensure_authority(&files, &args.name)?;
     if router.tls_cert.as_os_str().is_empty() {
         ensure_certificate(&files, &authority).await?;
     }
-    ensure_key(&files)?;
+    let made = ensure_key(&files.keys, &files.user_key)?;
+    tell("keys", made.entry, &files.keys);
+    tell("your key", made.key, &files.user_key);
     if args.token.is_wanted() {
         match args.token.out.as_deref().filter(|out| out.exists()) {
             Some(out) => tell("token", false, out),
@@ -126,29 +127,59 @@ async fn ensure_certificate(files: &UserFiles, authority: &Authority) -> anyhow:
     Ok(())
 }
 
+/// What of a user's key was missing.
+struct MadeKey {
+    entry: bool,
+    key: bool,
+}
+
 /// Makes the user's key, and adds it to the key file.
-fn ensure_key(files: &UserFiles) -> anyhow::Result<()> {
-    let is_there = files.user_key.exists();
+fn ensure_key(keys: &Path, user_key: &Path) -> anyhow::Result<MadeKey> {
+    let is_there = user_key.exists();
     let secret: Secret = if is_there {
-        let text = read_private(&files.user_key)?;
-        text.trim().parse().with_context(|| format!("{} holds no key: move it away, and init makes another", files.user_key.display()))?
+        let text = read_private(user_key)?;
+        text.trim().parse().with_context(|| format!("{} holds no key: move it away, and another is made", user_key.display()))?
     } else {
         Secret::random().context("the system gives no random numbers")?
     };
-    let is_known = files.keys.exists() && list(&files.keys)?.iter().any(|entry| entry.id == secret.id());
+    let is_known = keys.exists() && list(keys)?.iter().any(|entry| entry.id == secret.id());
     if !is_known {
-        change(&files.keys, true, |entries| {
+        change(keys, true, |entries| {
             entries.push(KeyEntry { name: USER.to_owned(), ..KeyEntry::new(&secret, USER, SystemTime::now()) });
             Ok(())
         })?;
     }
-    tell("keys", !is_known, &files.keys);
     if !is_there {
         // An entry whose key nobody has does no harm.
-        write_new(&files.user_key, format!("{}\n", secret.reveal()).as_bytes())?;
+        write_new(user_key, format!("{}\n", secret.reveal()).as_bytes())?;
     }
-    tell("your key", !is_there, &files.user_key);
-    Ok(())
+    Ok(MadeKey { entry: !is_known, key: !is_there })
+}
+
+/// Makes the user's key where it is missing, for a router that is to want keys. Returns the key
+/// file: the configured one, else that of `init`.
+///
+/// # Errors
+/// When there is no folder for it, or a file of that name holds something else.
+pub(crate) fn ensure_user_key(configured: &Path) -> anyhow::Result<PathBuf> {
+    let keys = match Some(configured).filter(|path| !path.as_os_str().is_empty()) {
+        Some(path) => path.to_owned(),
+        None => {
+            let settings = settings::own_config_file();
+            settings.context("there is no home folder to keep keys in: name a key file with --keys-file FILE")?.with_file_name("keys.toml")
+        }
+    };
+    make_folder(keys.parent().unwrap_or(Path::new("/")))?;
+    let user_key = settings::user_key_file(&keys);
+    if ensure_key(&keys, &user_key)?.key {
+        tell("your key", true, &user_key);
+    }
+    Ok(keys)
+}
+
+fn make_folder(folder: &Path) -> anyhow::Result<()> {
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
+    made.with_context(|| format!("cannot make {}", folder.display()))
 }
 
 fn settings_text(files: &UserFiles, site: Option<&str>) -> String {

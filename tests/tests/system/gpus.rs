@@ -257,9 +257,19 @@ async fn a_job_uses_the_gpus_it_names_or_is_refused() {
         let refused = on_fake_gpus(&driver, visible).run(&UP).await;
         assert!(!refused.success && refused.stderr.contains(message), "{visible:?}: {}", refused.stderr);
     }
-    let workplace = on_fake_gpus(&driver, "GPU-cc");
-    let program = workplace.start("up", &[&UP[..], &["--", "--sim-start-ms", "50"]].concat());
-    program.line("ready").await;
+    let unknown = on_fake_gpus(&driver, "GPU-cc").run(&[&UP[..], &["--gpus", "7"]].concat()).await;
+    assert!(!unknown.success && unknown.stderr.contains("agent.gpus names `7`, but the GPUs of this host are 0"), "{}", unknown.stderr);
+    // The setting is somebody's word about this very command.
+    for (visible, more) in [("GPU-cc", &[][..]), ("GPU-aa", &["--gpus", "2"][..])] {
+        let workplace = on_fake_gpus(&driver, visible);
+        let program = workplace.start("up", &[&UP[..], more, &["--", "--sim-start-ms", "50"]].concat());
+        program.line("ready").await;
+        check_only_the_last_gpu_is_used(&workplace);
+    }
+}
+
+/// Checks the environments of engines.
+fn check_only_the_last_gpu_is_used(workplace: &Workplace) {
     let engines: Vec<String> = workplace
         .processes()
         .into_iter()
