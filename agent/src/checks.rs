@@ -6,6 +6,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use crate::config::AgentConfig;
+use crate::gpu::Gpu;
 use crate::host::{EngineProgram, Host};
 use crate::plan::{ModelFacts, ModelInfo, check_model_path};
 use crate::{AgentError, current_job, prompt_files, run_dir};
@@ -45,15 +46,15 @@ pub fn check_run_dir(config: &AgentConfig) -> Result<PathBuf, AgentError> {
     Ok(run_dir::check(&config.run_dir)?)
 }
 
-/// Names of the GPUs that engines may use, or why there are none.
+/// GPUs that engines may use, or why there are none.
 ///
 /// # Errors
 /// When the driver does not work, or this process may use none of its GPUs.
-pub async fn find_gpus(config: &AgentConfig) -> Result<Result<Vec<String>, String>, AgentError> {
+pub async fn find_gpus(config: &AgentConfig) -> Result<Result<Vec<Gpu>, String>, AgentError> {
     let engine = EngineProgram::Vllm { program: config.vllm_bin.clone() };
     let host = Host::discover(&engine, config).await?;
     Ok(match host.no_gpu_because {
         Some(reason) => Err(reason),
-        None => Ok(host.gpus.into_iter().map(|gpu| gpu.name).collect()),
+        None => Ok(host.gpus),
     })
 }

@@ -52,6 +52,7 @@ use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 pub use checks::{check_model, check_run_dir, current_job_id, current_job_name, find_gpus};
 pub use config::{AgentConfig, EngineKind, FrontEnd, IfAgentDies, IfEnginesFail, Profile};
 use engine::Engine;
+pub use gpu::Gpu;
 pub use host::EngineProgram;
 use host::{Host, HostError};
 use job::{Job, JobClock};

@@ -312,7 +312,7 @@ async fn ask_driver(agent: &AgentConfig, runs_engines: bool) -> Option<Result<Ve
         return None;
     }
     Some(match timeout(DRIVER_TIMEOUT, hostler_agent::find_gpus(agent)).await {
-        Ok(Ok(found)) => found,
+        Ok(Ok(found)) => found.map(|gpus| gpus.into_iter().map(|gpu| gpu.name).collect()),
         Ok(Err(error)) => Err(describe(&error.into())),
         Err(_) => {
             Err(format!("the driver does not answer within {} s: whoever keeps this host has to look after it", DRIVER_TIMEOUT.as_secs()))

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::fleet_state::{describe_absence, describe_shortfalls, has_jobs};
 use crate::host_names::this_host;
-use crate::local_fleet::{UpRecord, find_local_fleet};
+use crate::local_fleet::{UpRouter, find_local_fleet};
 use crate::output::{complain, say};
 use crate::settings::cluster_config;
 use crate::trust::{ADDING_VARIABLE, Bundle, REPLACING_VARIABLES, write_bundle};
@@ -125,17 +125,17 @@ async fn follow(mut printed: ClientAccess, config: Option<&Path>, model: Option<
 async fn read_access(config: Option<&Path>, model: Option<&str>) -> anyhow::Result<ClientAccess> {
     match FleetFolder::find(&cluster_config(config)?)? {
         Some(folder) if has_jobs(Some(&folder))? => access_to_jobs(&folder),
-        _ => access_to_up(&find_local_fleet(model).await?.record),
+        _ => access_to_up(&find_local_fleet(model).await?.record.router),
     }
 }
 
-fn access_to_up(record: &UpRecord) -> anyhow::Result<ClientAccess> {
-    let api_key = match &record.key_file {
+fn access_to_up(router: &UpRouter) -> anyhow::Result<ClientAccess> {
+    let api_key = match &router.key_file {
         Some(file) => read_key(file).context("the edge wants a key, and `hostler init` makes yours")?.reveal().to_owned(),
         None => NO_KEY.to_owned(),
     };
-    let authority = record.authority.as_ref().map(|file| read_certificate(file)).transpose()?;
-    Ok(ClientAccess { host: this_host(), base_url: record.base_url.clone(), api_key, socket: None, authority })
+    let authority = router.authority.as_ref().map(|file| read_certificate(file)).transpose()?;
+    Ok(ClientAccess { host: this_host(), base_url: router.base_url.clone(), api_key, socket: None, authority })
 }
 
 fn read_key(file: &Path) -> anyhow::Result<Secret> {

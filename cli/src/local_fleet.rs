@@ -1,34 +1,29 @@
-//! Fleets of one machine, each of which is a running `hostler up` without jobs: which there are, what
+//! Models of one machine, each served by a running `hostler up` without jobs: which there are, what
 //! they serve, and how they are waited for and ended.
+//!
+//! The first `hostler up` has a router. Others join it, each with an agent of its own.
 
+mod end;
 mod record;
 mod wait;
 
-use std::os::fd::OwnedFd;
-use std::time::Duration;
-
-use anyhow::{Context, bail};
-use hostler_proto::fleet::v1::Replica;
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
+use anyhow::bail;
+use hostler_proto::fleet::v1::{Node, Replica};
 
 use crate::admin::{connect_to_socket, list_fleet};
 use crate::fleet_state::NOTHING_UP;
-use crate::output::say;
 
+pub(crate) use self::end::down;
 use self::record::find_records;
-pub(crate) use self::record::{PublishedRecord, UpRecord};
+pub(crate) use self::record::{JoinedAgent, PublishedRecord, UpRecord, UpRouter};
 pub(crate) use self::wait::{LocalWaitError, wait};
 
-/// Deadline for one `hostler up` to leave. By itself it gives running requests
-/// `agent.drain_timeout`, and then its engines `agent.stop_grace`.
-const LEAVE_TIMEOUT: Duration = Duration::from_secs(20 * 60);
-
 /// A running `hostler up` of this user.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct LocalFleet {
     pub(crate) record: UpRecord,
+    /// Replicas of its own agent; of the first one also those of agents that somebody has started
+    /// otherwise.
     pub(crate) replicas: Vec<Replica>,
 }
 
@@ -36,7 +31,8 @@ impl LocalFleet {
     /// Such as `tiny (hostler up, process 4711)`.
     pub(crate) fn describe(&self) -> String {
         let models = self.models();
-        let models = if models.is_empty() { "no model yet".to_owned() } else { models.join(", ") };
+        let name = if self.record.name.is_empty() { "no model yet" } else { &self.record.name };
+        let models = if models.is_empty() { name.to_owned() } else { models.join(", ") };
         let simulated = if self.record.is_simulated { "simulated, " } else { "" };
         format!("{models} ({simulated}`hostler up`, process {})", self.record.pid)
     }
@@ -49,27 +45,54 @@ impl LocalFleet {
         models
     }
 
+    /// Whether its command or its engines have this name. Engines say theirs only when they answer.
     pub(crate) fn serves(&self, name: &str) -> bool {
-        self.replicas.iter().any(|replica| replica.model_ids().any(|model| model == name))
+        let own = self.record.name.as_str();
+        let is_own = own == name || own.rsplit('/').next() == Some(name);
+        is_own || self.replicas.iter().any(|replica| replica.model_ids().any(|model| model == name))
+    }
+
+    /// Whether its process has the router.
+    pub(crate) fn has_router(&self) -> bool {
+        self.record.joined.is_none()
+    }
+
+    /// Whether both are served by one router.
+    pub(crate) fn shares_router(&self, other: &Self) -> bool {
+        self.record.router.operators_socket == other.record.router.operators_socket
     }
 }
 
-/// Finds all of this user's on this host. A router that does not answer has no replicas.
+/// Finds all of this user's on this host, those with a router first. A router that does not answer
+/// has no replicas.
 pub(crate) async fn find_local_fleets() -> Vec<LocalFleet> {
+    let records = find_records().await;
     let mut found = Vec::new();
-    for record in find_records().await {
-        let replicas = replicas_of(&record).await.unwrap_or_default();
-        found.push(LocalFleet { record, replicas });
+    for first in records.iter().filter(|record| record.joined.is_none()) {
+        let nodes = nodes_of(first).await.unwrap_or_default();
+        let joined =
+            records.iter().filter(|record| record.joined.is_some() && record.router.operators_socket == first.router.operators_socket);
+        found.extend(share_out(first, &joined.collect::<Vec<_>>(), nodes));
     }
     found
 }
 
-async fn replicas_of(record: &UpRecord) -> anyhow::Result<Vec<Replica>> {
-    let nodes = list_fleet(&mut connect_to_socket(&record.operators_socket).await?).await?.nodes;
-    Ok(nodes.into_iter().flat_map(|node| node.replicas).collect())
+async fn nodes_of(record: &UpRecord) -> anyhow::Result<Vec<Node>> {
+    Ok(list_fleet(&mut connect_to_socket(&record.router.operators_socket).await?).await?.nodes)
 }
 
-/// The one that serves this model; without a name, the only one.
+/// Gives each `hostler up` of a router its own replicas.
+fn share_out(first: &UpRecord, joined: &[&UpRecord], mut nodes: Vec<Node>) -> Vec<LocalFleet> {
+    let replicas = |nodes: Vec<Node>| nodes.into_iter().flat_map(|node| node.replicas).collect();
+    let of_joined = joined.iter().map(|record| {
+        let own = |node: &mut Node| record.joined.as_ref().is_some_and(|agent| agent.node == node.name);
+        LocalFleet { record: (*record).clone(), replicas: replicas(nodes.extract_if(.., own).collect()) }
+    });
+    let of_joined: Vec<LocalFleet> = of_joined.collect();
+    std::iter::once(LocalFleet { record: first.clone(), replicas: replicas(nodes) }).chain(of_joined).collect()
+}
+
+/// The one that serves this model; without a name, any where all share a router.
 ///
 /// # Errors
 /// When there is none, or several and no name chooses.
@@ -82,50 +105,9 @@ pub(crate) async fn find_local_fleet(name: Option<&str>) -> anyhow::Result<Local
             Some(fleet) => Ok(fleet),
             None => bail!("{name} is not up here; up is {}", up.join(", ")),
         },
-        (None, 1) => Ok(fleets.remove(0)),
+        (None, _) if fleets.iter().all(|fleet| fleet.shares_router(&fleets[0])) => Ok(fleets.remove(0)),
         (None, several) => bail!("{several} models are up, so name one of them: {}", up.join(", ")),
     }
-}
-
-/// Ends those that serve one of these names, or all, and waits until they are gone.
-///
-/// # Errors
-/// When there is none, or a name is nobody's.
-pub(crate) async fn down(names: &[String]) -> anyhow::Result<()> {
-    let mut fleets = find_local_fleets().await;
-    if let Some(unknown) = names.iter().find(|name| !fleets.iter().any(|fleet| fleet.serves(name))) {
-        let up: Vec<String> = fleets.iter().map(LocalFleet::describe).collect();
-        bail!("{unknown} is not up here{}", if up.is_empty() { String::new() } else { format!("; up is {}", up.join(", ")) });
-    }
-    fleets.retain(|fleet| names.is_empty() || names.iter().any(|name| fleet.serves(name)));
-    if fleets.is_empty() {
-        bail!(NOTHING_UP);
-    }
-    for fleet in fleets {
-        let words = fleet.describe();
-        let process = pidfd_open(Pid::from_raw(fleet.record.pid).context(NOTHING_UP)?, PidfdFlags::empty())
-            .with_context(|| format!("cannot end {words}"))?;
-        pidfd_send_signal(&process, Signal::TERM).with_context(|| format!("cannot end {words}"))?;
-        say(&format!("ending    {words}: running requests may finish"));
-        tokio::select! {
-            ended = tokio::time::timeout(LEAVE_TIMEOUT, until_ended(process)) => {
-                ended.with_context(|| format!("{words} has not left within {}", humantime::format_duration(LEAVE_TIMEOUT)))??;
-            }
-            interrupted = tokio::signal::ctrl_c() => {
-                interrupted?;
-                bail!("{words} goes on leaving without this command");
-            }
-        }
-        say(&format!("ended     {words}"));
-    }
-    Ok(())
-}
-
-/// Waits for the end of a process, whose descriptor then becomes readable.
-async fn until_ended(process: OwnedFd) -> std::io::Result<()> {
-    #[expect(deprecated, reason = "what replaces it is unsafe; an OwnedFd stays open while it is here")]
-    let process = AsyncFd::with_interest(process, Interest::READABLE)?;
-    process.readable().await.map(|_| ())
 }
 
 #[cfg(test)]
@@ -136,6 +118,37 @@ pub(crate) mod tests {
     pub(crate) fn fleet(number: i32, replicas: Vec<Replica>) -> LocalFleet {
         let record = record::tests::record(number, format!("/run/router-{number}.sock").as_ref());
         LocalFleet { record, replicas }
+    }
+
+    /// One beside `first`, with an agent of this node.
+    pub(crate) fn joined(number: i32, first: &LocalFleet, name: &str, replicas: Vec<Replica>) -> LocalFleet {
+        let agent = JoinedAgent { node: format!("n0.{name}"), gpus: Vec::new() };
+        let mut beside = fleet(number, replicas);
+        (beside.record.name, beside.record.joined) = (name.to_owned(), Some(agent));
+        beside.record.router.clone_from(&first.record.router);
+        beside
+    }
+
+    #[test]
+    fn each_up_of_a_router_has_the_replicas_of_its_own_node() {
+        let node = |name: &str| Node {
+            name: name.into(),
+            replicas: vec![Replica { id: format!("{name}/0"), ..Replica::default() }],
+            ..Node::default()
+        };
+        let first = fleet(7, Vec::new());
+        let (b, c) = (joined(8, &first, "b", Vec::new()), joined(9, &first, "c", Vec::new()));
+        let shared = share_out(&first.record, &[&b.record, &c.record], vec![node("n0"), node("n0.b"), node("other")]);
+        let ids: Vec<Vec<&str>> = shared.iter().map(|up| up.replicas.iter().map(|replica| replica.id.as_str()).collect()).collect();
+        assert_eq!(ids, [vec!["n0/0", "other/0"], vec!["n0.b/0"], vec![]], "the agent of the third has not come yet");
+    }
+
+    #[test]
+    fn a_name_is_known_before_the_engines_answer() {
+        let mut loading = fleet(7, Vec::new());
+        loading.record.name = "Qwen/Qwen3-8B".into();
+        assert!(loading.serves("Qwen/Qwen3-8B") && loading.serves("Qwen3-8B") && !loading.serves("Qwen") && !loading.serves(""));
+        assert_eq!(loading.describe(), "Qwen/Qwen3-8B (`hostler up`, process 7)");
     }
 
     #[test]

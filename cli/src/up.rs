@@ -1,19 +1,22 @@
-//! `hostler up` without jobs: a router and an agent in one process, for one machine.
+//! `hostler up` without jobs: a router and an agent in one process, for one machine. Where one runs
+//! already, an agent alone, which serves the router of that one.
 
-use std::net::SocketAddr;
+mod join;
+
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
+use anyhow::{Context, bail, ensure};
 use hostler_agent::{AgentConfig, EngineProgram, IfAgentDies, IfEnginesFail};
-use hostler_boot::{ListenError, Settings, Shutdown};
+use hostler_boot::{ListenError, Settings, Shutdown, this_host};
 use hostler_proto::fleet::v1::Replica;
-use hostler_router::keys::Secret;
 use hostler_router::{Router, RouterConfig, StartError};
 
+use self::join::{Place, Wish, choose_place, free_gpus, node_name};
 use crate::AdjustRouter;
-use crate::admin::{connect_with, list_fleet};
+use crate::admin::{AdminClient, connect_to_socket, connect_with, list_fleet};
 use crate::agent::prepare_and_run;
-use crate::local_fleet::{LocalFleet, PublishedRecord, UpRecord, find_local_fleets};
+use crate::cluster::name_of_model;
+use crate::local_fleet::{JoinedAgent, LocalFleet, PublishedRecord, UpRecord, UpRouter, find_local_fleets};
 use crate::output::{describe, say};
 use crate::router::{announce, router_config};
 use crate::settings::user_key_file;
@@ -22,8 +25,15 @@ use crate::startup_progress::StartupProgress;
 /// How often the engines are checked until they are ready.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Runs both until they have drained: first the router, so that requests finish, then the agent. If
-/// a scheduler presses, both drain at the same time.
+/// How long the router's own agent may take to say which GPUs it has. It asks vLLM for its version
+/// first, which took up to 20 s with a cold disk.
+const GPUS_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// An agent whose router is that of another `hostler up` ends when the router has been gone for so
+/// long, because the next one has another address.
+const ROUTER_PATIENCE: Duration = Duration::from_secs(30);
+
+/// Serves until a signal, beside a running `hostler up` of this user or with a router of its own.
 pub(crate) async fn up(settings: Settings, adjust_router: AdjustRouter) -> anyhow::Result<()> {
     let mut router_config = router_config(&settings, adjust_router)?;
     if !settings.is_set("router", "agents_listen") {
@@ -31,12 +41,9 @@ pub(crate) async fn up(settings: Settings, adjust_router: AdjustRouter) -> anyho
     }
     let mut agent_config: AgentConfig = settings.section("agent")?;
     let (key_file, tls_dir) = (user_key_file(&router_config.keys_file), router_config.tls_dir.clone());
+    let token_file = agent_config.join_token_file.clone();
     apply_local_tls(&settings, &mut router_config, &mut agent_config);
-    let is_simulated = matches!(hostler_agent::check_engine(&agent_config)?, EngineProgram::Simulated { .. });
-    let router = match Router::bind(router_config).await {
-        Ok(router) => router,
-        Err(error) => return Err(explain_conflict(error).await),
-    };
+    let engine = hostler_agent::check_engine(&agent_config)?;
     if agent_config.if_agent_dies == IfAgentDies::Auto {
         // Engines that a person starts in a terminal end with it.
         agent_config.if_agent_dies = IfAgentDies::Kill;
@@ -50,20 +57,43 @@ pub(crate) async fn up(settings: Settings, adjust_router: AdjustRouter) -> anyho
     }
     // The router file is for the agents of jobs.
     agent_config.router_file.clear();
-    agent_config.router.insert(0, router.agents_address().to_string());
 
+    let (name, fleets) = (served_name(&agent_config), find_local_fleets().await);
+    let listen = settings.is_set("router", "listen").then_some(router_config.listen.as_str());
+    if let Place::Beside(first) = choose_place(&Wish { name: &name, listen }, &fleets)? {
+        check_router_settings(&settings, first)?;
+        agent_config.join_token_file = token_file;
+        return join_router(agent_config, &engine, name, first.clone()).await;
+    }
+    let wants_token = !router_config.tls_dir.as_os_str().is_empty();
+    let router = match Router::bind(router_config).await {
+        Ok(router) => router,
+        Err(error) => return Err(explain_conflict(error).await),
+    };
+    let record = UpRouter::of(&router, &key_file, &tls_dir, wants_token)?.context("its router has no socket for operators");
+    let _record = publish(record.and_then(|router| UpRecord::of_this_process(name, router, None, is_simulated(&engine))));
+    run_with_router(agent_config, router).await
+}
+
+/// Runs both until they have drained: first the router, so that requests finish, then the agent. If
+/// a scheduler presses, both drain at the same time.
+async fn run_with_router(mut agent_config: AgentConfig, router: Router) -> anyhow::Result<()> {
+    agent_config.router.insert(0, router.agents_address().to_string());
     hostler_boot::raise_file_limit();
     let shutdown = Shutdown::new();
     let _signals = shutdown.install_signal_handlers(hostler_agent::signal_source(&agent_config))?;
-    let (edge, admin) = (format!("{}://{}", router.edge_scheme(), router.edge_address()), router.admin_address());
-    let (key, wants_keys) = (router.operator_key().clone(), router.requires_keys());
-    let _record = publish(UpRecord::of_this_process(&router, &key_file, &tls_dir, is_simulated)?);
+    let invitation = Invitation {
+        edge: format!("{}://{}", router.edge_scheme(), router.edge_address()),
+        wants_keys: router.requires_keys(),
+        node: None,
+    };
+    let (admin, key) = (router.admin_address(), router.operator_key().clone());
     announce(&router);
     // The router already answers while vLLM's version is queried, which takes seconds.
     let router_task = tokio::spawn(router.run(shutdown.clone()));
     let agent_shutdown = shutdown.sibling();
     let mut agent_task = tokio::spawn(prepare_and_run(agent_config, agent_shutdown.clone()));
-    let invitation = tokio::spawn(announce_when_ready(edge, wants_keys, admin, key));
+    let invitation = tokio::spawn(async move { invitation.announce(connect_with(&admin.to_string(), &key).await?).await });
     tokio::select! {
         // An agent that ends unasked has an error to show.
         ended = &mut agent_task => {
@@ -81,9 +111,104 @@ pub(crate) async fn up(settings: Settings, adjust_router: AdjustRouter) -> anyho
     agent_task.await?
 }
 
+/// Runs an agent alone, for the router of a running `hostler up`.
+async fn join_router(mut config: AgentConfig, engine: &EngineProgram, name: String, first: LocalFleet) -> anyhow::Result<()> {
+    let router = first.record.router.clone();
+    if router.wants_token {
+        ensure!(
+            !config.join_token_file.as_os_str().is_empty(),
+            "agents join the router of {} by a token: `hostler token create --out FILE`, then --join-token-file FILE",
+            first.describe()
+        );
+    } else {
+        config.join_token_file.clear();
+    }
+    config.router = vec![router.agents.clone()];
+    config.router_timeout = config.router_timeout.or(Some(ROUTER_PATIENCE));
+    let fleets = wait_for_gpus(&first).await?;
+    let gpus = free_gpus(&config, engine, &fleets).await?;
+    config.gpus = gpus.join(",");
+    if config.node.is_empty() {
+        let short = if name.is_empty() { String::new() } else { name_of_model(&name) };
+        config.node = node_name(&this_host(), &short, &fleets);
+    }
+    hostler_boot::raise_file_limit();
+    let shutdown = Shutdown::new();
+    let _signals = shutdown.install_signal_handlers(hostler_agent::signal_source(&config))?;
+    let agent = JoinedAgent { node: config.node.clone(), gpus };
+    let invitation = Invitation {
+        edge: router.base_url.trim_end_matches("/v1").to_owned(),
+        wants_keys: router.key_file.is_some(),
+        node: Some(agent.node.clone()),
+    };
+    let _record = publish(UpRecord::of_this_process(name, router.clone(), Some(agent), is_simulated(engine)));
+    say(&format!("edge    {}", router.base_url));
+    say(&format!("socket  {}", router.operators_socket.display()));
+    say(&format!("joined  {}, as node {}", first.describe(), config.node));
+    let announced = tokio::spawn(async move { invitation.announce(connect_to_socket(&router.operators_socket).await?).await });
+    let ended = prepare_and_run(config, shutdown).await;
+    announced.abort();
+    ended
+}
+
+/// What is up at this router, once the agent of its own process has come.
+async fn wait_for_gpus(first: &LocalFleet) -> anyhow::Result<Vec<LocalFleet>> {
+    let deadline = Instant::now() + GPUS_TIMEOUT;
+    loop {
+        let mut fleets = find_local_fleets().await;
+        fleets.retain(|fleet| fleet.shares_router(first));
+        match fleets.iter().find(|fleet| fleet.has_router()) {
+            Some(now) if now.replicas.is_empty() => {}
+            Some(_) => return Ok(fleets),
+            None => bail!("{} has just ended: try again", first.describe()),
+        }
+        ensure!(
+            Instant::now() < deadline,
+            "{} has not said within {} which GPUs it has: try again when it is further",
+            first.describe(),
+            humantime::format_duration(GPUS_TIMEOUT)
+        );
+        tokio::time::sleep(POLL_INTERVAL).await;
+    }
+}
+
+fn is_simulated(engine: &EngineProgram) -> bool {
+    matches!(engine, EngineProgram::Simulated { .. })
+}
+
+/// What this command serves: the first name that it gives its model, else the model, else the
+/// servers; empty for the simulated engine without a name.
+fn served_name(config: &AgentConfig) -> String {
+    let flag = |argument: &str| argument.split('=').next().unwrap_or_default().replace('_', "-") == "--served-model-name";
+    let given = config.engine_args.iter().position(|argument| flag(argument));
+    let named = given.and_then(|at| match config.engine_args[at].split_once('=') {
+        Some((_, name)) => Some(name.to_owned()),
+        None => config.engine_args.get(at + 1).cloned(),
+    });
+    named.unwrap_or_else(|| if config.model.is_empty() { config.attach.join(",") } else { config.model.clone() })
+}
+
+/// Refuses settings of this command line that a running router cannot take, so that none is lost
+/// silently.
+fn check_router_settings(settings: &Settings, first: &LocalFleet) -> anyhow::Result<()> {
+    let lost = settings.given().filter_map(|(name, _, origin)| {
+        let key = name.strip_prefix("router.")?;
+        let is_of_command = origin.starts_with("flag") || origin == "command line";
+        (is_of_command && !["listen", "admin_listen"].contains(&key) && !settings.is_set("agent", key)).then_some(name)
+    });
+    let lost: Vec<String> = lost.collect();
+    ensure!(
+        lost.is_empty(),
+        "{} would be for the router, which runs already in {}: end that first, or give this model a router of its own with --port N",
+        lost.join(", "),
+        first.describe()
+    );
+    Ok(())
+}
+
 /// Writes down how other commands of this user find this process. They are not needed to serve.
-fn publish(record: Option<UpRecord>) -> Option<PublishedRecord> {
-    let published = record.context("its router has no socket for operators").and_then(|record| record.publish());
+fn publish(record: anyhow::Result<UpRecord>) -> Option<PublishedRecord> {
+    let published = record.and_then(|record| record.publish());
     published
         .inspect_err(|error| tracing::warn!(error = %describe(error), "`hostler down`, `env` and `wait` do not find this process"))
         .ok()
@@ -116,29 +241,46 @@ fn apply_local_tls(settings: &Settings, router: &mut RouterConfig, agent: &mut A
     }
 }
 
-/// Shows how far the engines have come until they serve or have failed, then how to use them.
-async fn announce_when_ready(edge: String, wants_keys: bool, admin: SocketAddr, key: Secret) -> anyhow::Result<()> {
-    let mut fleet = connect_with(&admin.to_string(), &key).await?;
-    let mut start = StartupProgress::default();
-    let replicas = loop {
-        let nodes = list_fleet(&mut fleet).await?.nodes;
-        let replicas: Vec<Replica> = nodes.into_iter().flat_map(|node| node.replicas).collect();
-        start.lines(&replicas, Instant::now()).iter().for_each(|line| say(line));
-        if !replicas.is_empty() && replicas.iter().all(|replica| !replica.is_coming()) {
-            break replicas;
+/// What is said of the engines of this process while they start.
+struct Invitation {
+    /// The edge's URL, without a path.
+    edge: String,
+    wants_keys: bool,
+    /// The node of this process, where the router has others.
+    node: Option<String>,
+}
+
+impl Invitation {
+    /// Shows how far the engines have come until they serve or have failed, then how to use them.
+    async fn announce(self, mut fleet: AdminClient) -> anyhow::Result<()> {
+        let mut start = StartupProgress::default();
+        let replicas = loop {
+            let mut nodes = list_fleet(&mut fleet).await?.nodes;
+            nodes.retain(|node| self.node.as_ref().is_none_or(|own| *own == node.name));
+            let replicas: Vec<Replica> = nodes.into_iter().flat_map(|node| node.replicas).collect();
+            start.lines(&replicas, Instant::now()).iter().for_each(|line| say(line));
+            if !replicas.is_empty() && replicas.iter().all(|replica| !replica.is_coming()) {
+                break replicas;
+            }
+            tokio::time::sleep(POLL_INTERVAL).await;
+        };
+        let ready: Vec<&Replica> = replicas.iter().filter(|replica| replica.is_ready()).collect();
+        say(&format!("ready   {} of {} replicas", ready.len(), replicas.len()));
+        if let Some(model) = ready.iter().find_map(|replica| replica.model_ids().next()) {
+            say(&self.curl(model));
         }
-        tokio::time::sleep(POLL_INTERVAL).await;
-    };
-    let ready: Vec<&Replica> = replicas.iter().filter(|replica| replica.is_ready()).collect();
-    say(&format!("ready   {} of {} replicas", ready.len(), replicas.len()));
-    if let Some(model) = ready.iter().find_map(|replica| replica.model_ids().next()) {
+        Ok(())
+    }
+
+    /// A command line that asks this model.
+    fn curl(&self, model: &str) -> String {
         let body = serde_json::json!({"model": model, "stream": true, "messages": [{"role": "user", "content": "Hello"}]});
         // The user puts a key into that variable.
-        let shown = if wants_keys { " -H \"authorization: Bearer $HOSTLER_KEY\"" } else { "" };
-        say(&format!(
-            "curl -N {edge}/v1/chat/completions{shown} -H 'content-type: application/json' -d '{}'",
+        let shown = if self.wants_keys { " -H \"authorization: Bearer $HOSTLER_KEY\"" } else { "" };
+        format!(
+            "curl -N {}/v1/chat/completions{shown} -H 'content-type: application/json' -d '{}'",
+            self.edge,
             body.to_string().replace('\'', "'\\''")
-        ));
+        )
     }
-    Ok(())
 }

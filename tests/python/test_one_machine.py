@@ -58,22 +58,80 @@ def test_up_is_found_whatever_stands_before_its_name_on_the_command_line(tmp_pat
     up = Process("up", ["--config", str(settings), "up", *options], tmp_path, runtime)
     up.printed("ready", START)
     address = up.printed("edge", START).removeprefix("http://").removesuffix("/v1")
-    second = run(runtime, "up", "--engine", "simulated", "--listen", address, "--admin-listen", "127.0.0.1:0")
-    assert second.returncode == 1 and second.stderr.count("one-machine-config (simulated, `hostler up`, process") == 1, second.stderr
+    again = run(runtime, "up", "--engine", "simulated", "--listen", address, "--", "--served-model-name", "one-machine-config")
+    assert again.returncode == 1 and again.stderr.count("one-machine-config (simulated, `hostler up`, process") == 1, again.stderr
     ended = run(runtime, "down", "one-machine-config")
     assert ended.returncode == 0 and ended.stdout.count("ended     one-machine-config") == 1, ended
     assert up.child.wait(END) == 0
 
 
-def test_a_second_up_says_what_is_up_already(tmp_path, runtime):
+def beside(tmp_path, runtime: dict[str, str], edge: str, model: str) -> Process:
+    """Another `hostler up`, which has joined the router of this edge, when its model serves."""
+    address = edge.removeprefix("http://").removesuffix("/v1")
+    options = ["--engine", "simulated", "--replicas", "1", "--listen", address, "--", "--served-model-name", model]
+    up = Process(model, ["up", *options], tmp_path, runtime)
+    assert up.printed("edge", START) == edge
+    up.printed("ready", START)
+    return up
+
+
+def answers(edge: str, model: str) -> bool:
+    """Whether this model is served there."""
+    body = {"model": model, "prompt": "a b c", "max_tokens": 2}
+    return httpx2.post(f"{edge}/completions", json=body, timeout=START).status_code == 200
+
+
+def test_the_same_model_again_is_said_to_be_up(tmp_path, runtime):
     up, edge = start(tmp_path, runtime, "one-machine-first")
     address = edge.removeprefix("http://").removesuffix("/v1")
-    second = run(runtime, "up", "--engine", "simulated", "--listen", address, "--admin-listen", "127.0.0.1:0")
-    assert second.returncode == 1
-    assert "up here already: " in second.stderr and "one-machine-first (simulated, `hostler up`, process" in second.stderr, second.stderr
-    assert "`hostler down` ends it" in second.stderr
+    again = run(runtime, "up", "--engine", "simulated", "--listen", address, "--", "--served-model-name", "one-machine-first")
+    assert again.returncode == 1
+    assert "up here already: one-machine-first (simulated, `hostler up`, process" in again.stderr, again.stderr
+    assert f"at {edge}" in again.stderr and "`hostler down one-machine-first` ends it" in again.stderr
     up.child.terminate()
     assert up.child.wait(END) == 0
+
+
+def test_another_model_joins_the_router_and_ends_alone(tmp_path, runtime):
+    first, edge = start(tmp_path, runtime, "one-machine-a")
+    second = beside(tmp_path, runtime, edge, "one-machine-b")
+    assert any(line.startswith("joined  one-machine-a") for line in second.lines)
+    assert answers(edge, "one-machine-a") and answers(edge, "one-machine-b")
+    assert f"export OPENAI_BASE_URL={edge}" in run(runtime, "env", "one-machine-b").stdout.splitlines()
+    assert f"one-machine-b at {edge}" in run(runtime, "wait", "one-machine-b").stdout
+    lost = run(runtime, "up", "--engine", "simulated", "--listen", edge.split("/")[2], "--max-queued", "1", "--", "--served-model-name", "c")
+    assert lost.returncode == 1 and "router.max_queued would be for the router, which runs already" in lost.stderr, lost.stderr
+
+    ended = run(runtime, "down", "one-machine-b")
+    assert ended.returncode == 0 and "ended     one-machine-b" in ended.stdout and "one-machine-a" not in ended.stdout, ended
+    assert second.child.wait(END) == 0 and first.child.poll() is None
+    assert answers(edge, "one-machine-a") and not answers(edge, "one-machine-b")
+    assert run(runtime, "down", "one-machine-a").returncode == 0
+    assert first.child.wait(END) == 0
+
+
+def test_the_first_model_ends_without_the_second_which_ends_the_router_too(tmp_path, runtime):
+    first, edge = start(tmp_path, runtime, "one-machine-host")
+    second = beside(tmp_path, runtime, edge, "one-machine-guest")
+    ended = run(runtime, "down", "one-machine-host")
+    assert ended.returncode == 0 and "its process goes on as the router of the others" in ended.stdout, ended
+    assert first.child.poll() is None and answers(edge, "one-machine-guest") and not answers(edge, "one-machine-host")
+    ended = run(runtime, "down", "one-machine-guest")
+    assert ended.returncode == 0 and "ended     one-machine-host" in ended.stdout, ended
+    assert second.child.wait(END) == 0 and first.child.wait(END) == 0
+
+
+def test_a_model_beside_another_ends_when_the_router_has_gone(tmp_path, runtime):
+    first, edge = start(tmp_path, runtime, "one-machine-leaver")
+    address = edge.removeprefix("http://").removesuffix("/v1")
+    options = ["--engine", "simulated", "--listen", address, "--router-timeout", "1s", "--", "--served-model-name", "one-machine-left"]
+    second = Process("left", ["up", *options], tmp_path, runtime)
+    second.printed("ready", START)
+    first.child.terminate()
+    assert first.child.wait(END) == 0
+    assert second.child.wait(END) == 3, "no router has it"
+    assert "agent.router_timeout" in second.tail()
+    second.killed = True
 
 
 def test_a_flag_that_the_engine_does_not_have_ends_up_with_the_reason(tmp_path, runtime):

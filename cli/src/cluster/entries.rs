@@ -23,7 +23,7 @@ pub(super) fn parse_nodes(text: &str) -> Result<u32, String> {
 
 /// Default name of an entry: the last part of its model, with `-` for characters that a name may
 /// not have.
-pub(super) fn name_of_model(model: &str) -> String {
+pub(crate) fn name_of_model(model: &str) -> String {
     let last = Path::new(model).file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
     let is_of_names = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
     let name: String = last.chars().map(|letter| if is_of_names(letter) { letter } else { '-' }).take(MAX_NAME_BYTES).collect();

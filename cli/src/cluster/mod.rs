@@ -29,6 +29,7 @@ use crate::settings::cluster_config;
 
 use self::controller_start::ensure_controller;
 pub(crate) use self::down::{DownArgs, down};
+pub(crate) use self::entries::name_of_model;
 use self::progress::describe_changed_settings;
 pub(crate) use self::scale::{ScaleArgs, scale};
 pub(crate) use self::up::{UpArgs, up};

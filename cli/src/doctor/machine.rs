@@ -63,7 +63,7 @@ pub(super) fn examine_machine(facts: &MachineFacts) -> Vec<CheckResult> {
 fn check_up(fleet: &LocalFleet) -> CheckResult {
     let LocalFleet { record, replicas } = fleet;
     let ready = replicas.iter().filter(|replica| replica.is_ready()).count();
-    let text = format!("{}: {ready} of {} replicas ready at {}", fleet.describe(), replicas.len(), record.base_url);
+    let text = format!("{}: {ready} of {} replicas ready at {}", fleet.describe(), replicas.len(), record.router.base_url);
     let down = replicas.iter().find(|replica| !replica.is_ready() && !replica.is_coming());
     match down {
         Some(replica) => {

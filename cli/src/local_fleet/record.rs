@@ -1,11 +1,12 @@
 //! What a running `hostler up` writes down for the other commands of its user: which process it is,
-//! and how it is reached.
+//! what it serves, and how its router is reached.
 //!
 //! The file is in the user's own folder for state, which hosts may share. A reader believes a file of
-//! its own host while that very process answers at the router's socket.
+//! its own host while that very process runs and the router answers at its socket.
 
 use std::fs::{self, DirBuilder};
 use std::io::ErrorKind;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
@@ -14,8 +15,7 @@ use hostler_boot::home;
 use hostler_boot::socket::is_private_folder;
 use hostler_router::Router;
 use hostler_tls::write_private;
-use rustix::io::Errno;
-use rustix::process::{Pid, geteuid, test_kill_process};
+use rustix::process::geteuid;
 use serde::{Deserialize, Serialize};
 use tokio::net::UnixStream;
 
@@ -25,41 +25,82 @@ use crate::host_names::this_host;
 pub(crate) struct UpRecord {
     host: String,
     pub(crate) pid: i32,
-    /// Base URL of the edge, as programs of this host reach it.
-    pub(crate) base_url: String,
-    pub(crate) operators_socket: PathBuf,
-    /// Key of the user, if the edge wants keys.
-    pub(crate) key_file: Option<PathBuf>,
-    /// Certificate of the edge's authority, if that is the user's own.
-    pub(crate) authority: Option<PathBuf>,
+    /// When the process began, in the kernel's ticks since the host's start. With the number it names
+    /// one process.
+    started: u64,
+    /// What it serves, as its command named it; empty for the simulated engine without a name.
+    pub(crate) name: String,
+    pub(crate) router: UpRouter,
+    /// `None` if the router is this process's own.
+    pub(crate) joined: Option<JoinedAgent>,
     /// Whether its engines are simulated, and answer with words that mean nothing.
     pub(crate) is_simulated: bool,
 }
 
-impl UpRecord {
-    /// Describes this process. `None` if its router has no operators' socket, so that no other
-    /// command reaches it.
+/// How a router that `hostler up` has started is reached.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct UpRouter {
+    /// Base URL of the edge, as programs of this host reach it.
+    pub(crate) base_url: String,
+    pub(crate) operators_socket: PathBuf,
+    /// Address that agents of this host dial.
+    pub(crate) agents: String,
+    /// Whether agents join by a token, and speak TLS.
+    pub(crate) wants_token: bool,
+    /// Key of the user, if the edge wants keys.
+    pub(crate) key_file: Option<PathBuf>,
+    /// Certificate of the edge's authority, if that is the user's own.
+    pub(crate) authority: Option<PathBuf>,
+}
+
+/// An agent beside that of the router's own process.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct JoinedAgent {
+    /// Its node, which no other process of this router has.
+    pub(crate) node: String,
+    /// UUIDs of the GPUs that it was given; empty if it needs none.
+    pub(crate) gpus: Vec<String>,
+}
+
+impl UpRouter {
+    /// `None` if the router has no operators' socket, so that no other command reaches it.
     ///
     /// # Errors
     /// When there is no working directory to complete a path with.
-    pub(crate) fn of_this_process(router: &Router, key_file: &Path, tls_dir: &Path, is_simulated: bool) -> anyhow::Result<Option<Self>> {
+    pub(crate) fn of(router: &Router, key_file: &Path, tls_dir: &Path, wants_token: bool) -> anyhow::Result<Option<Self>> {
         let Some(socket) = router.operators_socket() else { return Ok(None) };
-        let (scheme, mut edge) = (router.edge_scheme(), router.edge_address());
-        if edge.ip().is_unspecified() {
-            edge.set_ip(if edge.is_ipv4() { [127, 0, 0, 1].into() } else { std::net::Ipv6Addr::LOCALHOST.into() });
-        }
+        let (scheme, edge) = (router.edge_scheme(), reachable(router.edge_address()));
         let key_file = router.requires_keys().then(|| std::path::absolute(key_file));
         let has_authority = scheme == "https" && !tls_dir.as_os_str().is_empty();
         let authority = has_authority.then(|| tls_dir.join("ca.crt")).filter(|file| file.is_file()).map(std::path::absolute);
         Ok(Some(Self {
-            host: this_host(),
-            pid: i32::try_from(std::process::id())?,
             base_url: format!("{scheme}://{edge}/v1"),
             operators_socket: std::path::absolute(socket)?,
+            agents: reachable(router.agents_address()).to_string(),
+            wants_token,
             key_file: key_file.transpose()?,
             authority: authority.transpose()?,
-            is_simulated,
         }))
+    }
+}
+
+/// The address by which programs of this host reach a listener.
+fn reachable(mut address: SocketAddr) -> SocketAddr {
+    if address.ip().is_unspecified() {
+        address.set_ip(if address.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() });
+    }
+    address
+}
+
+impl UpRecord {
+    /// Describes this process.
+    ///
+    /// # Errors
+    /// When the kernel does not describe it.
+    pub(crate) fn of_this_process(name: String, router: UpRouter, joined: Option<JoinedAgent>, is_simulated: bool) -> anyhow::Result<Self> {
+        let pid = i32::try_from(std::process::id())?;
+        let started = start_of(pid).context("/proc does not show this process")?;
+        Ok(Self { host: this_host(), pid, started, name, router, joined, is_simulated })
     }
 
     /// Writes it, until the result is dropped.
@@ -74,15 +115,23 @@ impl UpRecord {
         Ok(PublishedRecord(file))
     }
 
-    /// Whether the process that wrote it serves its router's socket still.
+    /// Whether the process that wrote it runs, and the router answers.
     async fn is_current(&self) -> bool {
-        let Ok(stream) = UnixStream::connect(&self.operators_socket).await else { return false };
-        stream.peer_cred().is_ok_and(|peer| peer.uid() == geteuid().as_raw() && peer.pid() == Some(self.pid))
+        let Ok(stream) = UnixStream::connect(&self.router.operators_socket).await else { return false };
+        let is_router = |pid| self.joined.is_some() || pid == Some(self.pid);
+        !self.is_process_gone() && stream.peer_cred().is_ok_and(|peer| peer.uid() == geteuid().as_raw() && is_router(peer.pid()))
     }
 
     fn is_process_gone(&self) -> bool {
-        Pid::from_raw(self.pid).is_none_or(|pid| test_kill_process(pid) == Err(Errno::SRCH))
+        start_of(self.pid) != Some(self.started)
     }
+}
+
+/// When a process began; `None` if there is none of this number.
+fn start_of(pid: i32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The 22nd field (proc(5)); the second is a name in brackets, which may hold anything.
+    stat.rsplit(')').next()?.split_whitespace().nth(19)?.parse().ok()
 }
 
 /// Removes the file when `hostler up` ends.
@@ -130,34 +179,58 @@ pub(super) mod tests {
 
     use super::*;
 
+    /// One of a process of this test's own number and start, unless `pid` is another's.
     pub(crate) fn record(pid: i32, socket: &Path) -> UpRecord {
+        let router = UpRouter {
+            base_url: format!("http://127.0.0.1:{pid}/v1"),
+            operators_socket: socket.to_owned(),
+            agents: "127.0.0.1:1".into(),
+            wants_token: false,
+            key_file: None,
+            authority: None,
+        };
         UpRecord {
             host: this_host(),
             pid,
-            base_url: format!("http://127.0.0.1:{pid}/v1"),
-            operators_socket: socket.to_owned(),
-            key_file: None,
-            authority: None,
+            started: start_of(pid).unwrap_or(0),
+            name: String::new(),
+            router,
+            joined: None,
             is_simulated: false,
         }
+    }
+
+    fn own() -> i32 {
+        i32::try_from(std::process::id()).unwrap()
     }
 
     #[tokio::test]
     async fn a_record_holds_while_its_own_process_answers() {
         let place = tempfile::tempdir().unwrap();
         let socket = place.path().join("router-1.sock");
-        let own = i32::try_from(std::process::id()).unwrap();
-        assert!(!record(own, &socket).is_current().await, "nobody listens");
+        assert!(!record(own(), &socket).is_current().await, "nobody listens");
         let _router = UnixListener::bind(&socket).unwrap();
-        assert!(record(own, &socket).is_current().await);
+        assert!(record(own(), &socket).is_current().await);
         assert!(!record(1, &socket).is_current().await, "another process listens");
+    }
+
+    #[tokio::test]
+    async fn the_record_of_a_joined_agent_holds_while_it_runs_and_the_router_answers() {
+        let place = tempfile::tempdir().unwrap();
+        let socket = place.path().join("router-1.sock");
+        let joined = Some(JoinedAgent { node: "n.b".into(), gpus: Vec::new() });
+        // The first process runs, and another one listens.
+        let beside = UpRecord { joined, ..record(1, &socket) };
+        assert!(!beside.is_current().await, "the router is gone");
+        let _router = UnixListener::bind(&socket).unwrap();
+        assert!(beside.is_current().await);
+        assert!(!UpRecord { started: beside.started + 1, ..beside }.is_current().await, "its number is another process's");
     }
 
     #[test]
     fn only_the_record_of_a_process_that_is_gone_may_be_removed() {
-        let own = i32::try_from(std::process::id()).unwrap();
-        assert!(!record(own, Path::new("/s")).is_process_gone());
-        assert!(!record(1, Path::new("/s")).is_process_gone(), "it is another user's");
+        assert!(!record(own(), Path::new("/s")).is_process_gone());
+        assert!(UpRecord { started: 1, ..record(own(), Path::new("/s")) }.is_process_gone());
         // No process has this number: the kernel's limit is 2^22.
         assert!(record(1 << 30, Path::new("/s")).is_process_gone());
     }

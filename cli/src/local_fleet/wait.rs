@@ -71,7 +71,10 @@ async fn until_ready(name: Option<&str>, shown: &str) -> anyhow::Result<()> {
                 say(&line);
                 return Ok(());
             }
-            LocalOutlook::Failing(cause) => return Err(LocalWaitError::Failing { name: shown.to_owned(), cause }.into()),
+            LocalOutlook::Unknown(_) if began.elapsed() < APPEAR_TIMEOUT => {}
+            LocalOutlook::Unknown(cause) | LocalOutlook::Failing(cause) => {
+                return Err(LocalWaitError::Failing { name: shown.to_owned(), cause }.into());
+            }
             LocalOutlook::Coming => {}
         }
         sleep(POLL_INTERVAL).await;
@@ -85,29 +88,34 @@ enum LocalOutlook {
     Ready(String),
     /// With the first cause.
     Failing(String),
+    /// Nothing that is up has this name, or will have it. With what is up.
+    Unknown(String),
 }
 
 /// What is to be expected of these fleets for this model. An engine says its model's names only
 /// when it answers.
 fn judge(fleets: &[LocalFleet], name: Option<&str>) -> LocalOutlook {
-    let serves = |replica: &Replica| name.is_none_or(|name| replica.model_ids().any(|model| model == name));
+    let has_name = |replica: &Replica| name.is_none_or(|name| replica.model_ids().any(|model| model == name));
     for fleet in fleets {
-        if let Some(ready) = fleet.replicas.iter().find(|replica| replica.is_ready() && serves(replica)) {
+        let is_called = name.is_some_and(|name| fleet.serves(name));
+        if let Some(ready) = fleet.replicas.iter().find(|replica| replica.is_ready() && (is_called || has_name(replica))) {
             let model = name.or_else(|| ready.model_ids().next()).unwrap_or_default();
-            return LocalOutlook::Ready(format!("ready     {model} at {}", fleet.record.base_url));
+            return LocalOutlook::Ready(format!("ready     {model} at {}", fleet.record.router.base_url));
         }
     }
-    let is_coming = |fleet: &LocalFleet| fleet.replicas.is_empty() || fleet.replicas.iter().any(Replica::is_coming);
-    if fleets.is_empty() || fleets.iter().any(is_coming) {
+    let called: Vec<&LocalFleet> = fleets.iter().filter(|fleet| name.is_some_and(|name| fleet.serves(name))).collect();
+    let meant = if called.is_empty() { fleets.iter().collect() } else { called };
+    let is_coming = |fleet: &&LocalFleet| fleet.replicas.is_empty() || fleet.replicas.iter().any(Replica::is_coming);
+    if meant.is_empty() || meant.iter().any(is_coming) {
         return LocalOutlook::Coming;
     }
-    let replicas = fleets.iter().flat_map(|fleet| &fleet.replicas);
+    let replicas = meant.iter().flat_map(|fleet| &fleet.replicas);
     let cause = replicas.filter(|replica| !replica.is_ready()).find_map(|replica| {
         let failure = replica.state().failure.as_ref().map(|failure| format!("{}; {}", failure.cause, failure.remedy));
         failure.or_else(|| Some(format!("{} is {}: {}", replica.id, replica.phase().as_str(), replica.first_reason())))
     });
     let up = || format!("up is {}", fleets.iter().map(LocalFleet::describe).collect::<Vec<_>>().join(", "));
-    LocalOutlook::Failing(cause.unwrap_or_else(up))
+    cause.map_or_else(|| LocalOutlook::Unknown(up()), LocalOutlook::Failing)
 }
 
 #[cfg(test)]
@@ -115,7 +123,7 @@ mod tests {
     use hostler_proto::agent::v1::{Failure, Model, Phase, ReplicaState};
 
     use super::*;
-    use crate::local_fleet::tests::fleet;
+    use crate::local_fleet::tests::{fleet, joined};
 
     fn replica(phase: Phase, model: &str) -> Replica {
         let models = Some(model).filter(|model| !model.is_empty()).map(|id| Model { id: id.into(), ..Model::default() });
@@ -134,12 +142,21 @@ mod tests {
     #[test]
     fn a_wait_gives_up_when_no_replica_comes_any_more() {
         let others = [fleet(7, vec![replica(Phase::Ready, "tiny")])];
-        let LocalOutlook::Failing(cause) = judge(&others, Some("other")) else { panic!("it never comes") };
+        let LocalOutlook::Unknown(cause) = judge(&others, Some("other")) else { panic!("it never comes") };
         assert!(cause.contains("up is tiny"), "{cause}");
         let mut failed = replica(Phase::Failed, "");
         let failure = Failure { kind: "k".into(), cause: "no memory".into(), remedy: "use less".into() };
         failed.state.as_mut().unwrap().failure = Some(failure);
         assert_eq!(judge(&[fleet(7, vec![failed])], None), LocalOutlook::Failing("no memory; use less".into()));
         assert_eq!(judge(&[], None), LocalOutlook::Coming, "it may still appear");
+    }
+
+    #[test]
+    fn a_wait_for_a_model_beside_others_sees_its_own_engines_alone() {
+        let first = fleet(7, vec![replica(Phase::Loading, "")]);
+        let beside = |phase, model| [first.clone(), joined(8, &first, "b", vec![replica(phase, model)])];
+        assert_eq!(judge(&beside(Phase::Loading, ""), Some("b")), LocalOutlook::Coming);
+        assert_eq!(judge(&beside(Phase::Ready, "b"), Some("b")), LocalOutlook::Ready("ready     b at http://127.0.0.1:7/v1".into()));
+        assert!(matches!(judge(&beside(Phase::Failed, ""), Some("b")), LocalOutlook::Failing(_)), "the first may come still");
     }
 }

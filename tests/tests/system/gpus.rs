@@ -279,3 +279,22 @@ fn check_only_the_last_gpu_is_used(workplace: &Workplace) {
     assert!(engines.iter().any(|environment| environment.contains("CUDA_VISIBLE_DEVICES=GPU-cc33\0")), "{engines:?}");
     assert!(engines.iter().all(|environment| !environment.contains("GPU-aa11")), "{engines:?}");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_up_takes_the_gpus_that_the_first_has_left() {
+    let directory = tempfile::tempdir().unwrap();
+    let driver = Fake::install(directory.path(), vec![device("GPU-aa11"), device("GPU-bb22"), device("GPU-cc33")]);
+    let workplace = on_fake_gpus(&driver, "0,1,2");
+    let model = |name| ["--", "--sim-start-ms", "50", "--served-model-name", name];
+    let first = workplace.start("first", &[&UP[..], &["--gpus", "0"], &model("a")].concat());
+    first.line("ready").await;
+    let edge = first.address("edge").await.to_string();
+    let beside = ["up", "--engine", "simulated", "--listen", &edge];
+    let taken = workplace.run(&[&beside[..], &["--gpus", "0,1"], &model("b")].concat()).await;
+    let said = "agent.gpus names GPUs that are taken: GPU 0 by a (simulated, `hostler up`, process";
+    assert!(!taken.success && taken.stderr.contains(said), "{}", taken.stderr);
+    let second = workplace.start("second", &[&beside[..], &model("b")].concat());
+    assert_eq!(second.line("ready").await, "ready   2 of 2 replicas");
+    let none = workplace.run(&[&beside[..], &model("c")].concat()).await;
+    assert!(!none.success && none.stderr.contains("all GPUs are taken: GPU 0 by a"), "{}", none.stderr);
+}
