@@ -66,7 +66,7 @@ pub(crate) struct UpArgs {
 struct LocalArgs {
     /// Port of the edge, instead of all of --listen.
     ///
-    /// The admin listener takes any free port then, unless --admin-listen says which.
+    /// The admin listener takes any free port then, unless the settings say which.
     #[arg(long, value_name = "N", conflicts_with_all = ["listen", "nodes", "max"])]
     port: Option<u16>,
     /// Want a key from clients: yours, which `hostler env` has.
