@@ -229,7 +229,18 @@ fn outcome(decision: &Decision, chosen: &Scored) -> Vec<String> {
         ["first token".into(), format!("{:.2} ms", milliseconds(first_token(chosen))), came],
         ["cached tokens".into(), format!("{} of {}", chosen.matched, decision.tokens), cached],
     ];
-    table([Side::Left; 3], &rows)
+    let mut lines = table([Side::Left; 3], &rows);
+    lines.extend(end_words(decision));
+    lines
+}
+
+/// How the answer ended, as far as it has.
+fn end_words(decision: &Decision) -> Option<String> {
+    let status = decision.status.map(|status| format!("status {status}"));
+    let end = Some(decision.end.replace('_', " ")).filter(|end| !end.is_empty());
+    let between = decision.between_tokens.map(|seconds| format!("{:.2} ms between tokens", milliseconds(seconds)));
+    let told: Vec<String> = [status, end, between].into_iter().flatten().collect();
+    (!told.is_empty()).then(|| format!("the answer: {}", told.join(", ")))
 }
 
 #[cfg(test)]

@@ -21,11 +21,13 @@ mod engine_life;
 mod event_log;
 mod exposures;
 mod fan_out;
+mod findings;
 mod fleet;
 mod fleet_figures;
 #[cfg(test)]
 mod growth;
 mod grpc;
+mod history;
 mod inbound;
 mod join;
 pub mod keys;
@@ -427,6 +429,7 @@ impl Router {
             tls: self.tls.clone(),
         });
         let calls = state.operators(&placer, &queue, (page_sessions, self.admin.1));
+        calls.watch_fleet(tasks);
         let page = Page::start(calls.clone(), tasks, state.admin_end.clone());
         let overview = RouterAdmin { calls, page, metric_registry, shutdown: serving.clone() };
         let dispatch = state.dispatch(&self.config, placer, queue, metrics);

@@ -4,8 +4,8 @@
 mod announcement;
 mod demand;
 mod first_tokens;
-mod recent_ends;
 mod socket;
+mod watch;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -14,21 +14,22 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use hostler_placement::cost;
 use hostler_proto::fleet::v1::{
-    Cache, Decision, ExpectRequest, ExpectResponse, ExplainRequest, ExplainResponse, GoneJob, ListRequest, ListResponse, LogsRequest,
-    LogsResponse, LoraRequest, Node, OpenPageRequest, OpenPageResponse, PastRequest, PastResponse, Rates, Replica, Scored, SleepRequest,
-    TargetRequest, TargetResponse, TenantUse, Terms, fleet_server,
+    Cache, Decision, ExpectRequest, ExpectResponse, ExplainRequest, ExplainResponse, FleetFinding, GoneJob, ListRequest, ListResponse,
+    LogsRequest, LogsResponse, LoraRequest, Node, OpenPageRequest, OpenPageResponse, PastRequest, PastResponse, Rates, Replica,
+    RequestCounts, Scored, SleepRequest, TargetRequest, TargetResponse, TenantUse, Terms, fleet_server,
 };
 use tokio::time::Instant;
 use tonic::{Code, Request, Response, Status};
 
 use crate::admission::Admission;
+use crate::findings;
 use crate::fleet::{Fleet, FleetView, ReplicaOrder, job_message};
+use crate::history::History;
 use crate::keys::{PageRights, PageSessions, TOKEN_LIFE, presented_key};
+use crate::outcome::{EndCounts, Verdict};
 use crate::placement::{PlacementDecision, Placer, RequestQueue};
 use crate::prompt::EncoderStatus;
 use first_tokens::FirstTokenTimes;
-pub(crate) use first_tokens::first_token_quantiles;
-pub(crate) use recent_ends::RecentEnds;
 pub(crate) use socket::OperatorsSocket;
 pub use socket::find_operators_sockets;
 
@@ -41,8 +42,8 @@ pub(crate) struct Operators {
     pub(crate) placer: Arc<Placer>,
     pub(crate) queue: RequestQueue,
     pub(crate) admission: Admission,
-    /// How requests ended lately, as `sample_ends` has seen.
-    pub(crate) recent_ends: Arc<RecentEnds>,
+    /// The last hour, as `watch_fleet` has read it.
+    pub(crate) history: History,
     pub(crate) page_sessions: PageSessions,
     /// The address of the page.
     pub(crate) admin_address: SocketAddr,
@@ -179,7 +180,7 @@ impl Operators {
         let (nodes, gone_jobs) = (nodes.collect(), gone_jobs.collect());
         let demand = demand::list_demand(&view, &self.queue, now);
         let (first_tokens, queued) = (first_tokens.of_all(), self.queue.waiting_count());
-        let ends = self.recent_ends.recent(&self.placer.metrics.end_counts());
+        let counts = self.placer.metrics.end_counts();
         ListResponse {
             router_version: env!("CARGO_PKG_VERSION").into(),
             nodes,
@@ -189,13 +190,15 @@ impl Operators {
             in_flight: count(self.admission.in_flight()),
             queued: count(queued),
             tenants: self.tenants(),
-            findings: recent_ends::findings(&ends, first_tokens, queued),
+            findings: findings::list(&self.history.recent_ends(&counts), first_tokens, queued),
+            requests: Some(request_counts(&counts)),
         }
     }
 
-    /// Notes how requests have ended until now; called every ten seconds.
-    pub(crate) fn sample_ends(&self) {
-        self.recent_ends.sample(self.placer.metrics.end_counts(), Instant::now());
+    /// What is wrong about the fleet now, the gravest first.
+    pub(crate) fn findings(&self) -> Vec<FleetFinding> {
+        let first_tokens = FirstTokenTimes::gather(&self.placer.decisions.latest(MAX_DECISIONS), SystemTime::now()).of_all();
+        findings::list(&self.history.recent_ends(&self.placer.metrics.end_counts()), first_tokens, self.queue.waiting_count())
     }
 
     fn tenants(&self) -> Vec<TenantUse> {
@@ -298,6 +301,18 @@ fn replica(replica: &crate::fleet::Replica, placer: &Placer, first_tokens: &Firs
     }
 }
 
+fn request_counts(counts: &EndCounts) -> RequestCounts {
+    let by_verdict = counts.by_verdict();
+    let of = |verdict: Verdict| by_verdict[verdict as usize];
+    RequestCounts {
+        answered: of(Verdict::Answered),
+        client_fault: of(Verdict::ClientFault),
+        full: of(Verdict::Full),
+        error: of(Verdict::Error),
+        client_left: of(Verdict::ClientLeft),
+    }
+}
+
 /// The word for a replica whose engine says the tokens of prompts.
 const RENDERING: &str = "engine";
 
@@ -352,6 +367,9 @@ pub(crate) fn decision_message(record: &PlacementDecision) -> Decision {
         first_token: outcome.first_token_seconds,
         cached: outcome.cached_tokens,
         resume: record.resume.to_string(),
+        status: outcome.status.map(u32::from),
+        end: outcome.end.unwrap_or_default().to_owned(),
+        between_tokens: outcome.between_tokens_seconds,
     }
 }
 

@@ -112,6 +112,13 @@ pub(crate) enum Verdict {
     ClientLeft,
 }
 
+impl Verdict {
+    /// Whether the fleet has failed its client.
+    pub(crate) fn is_failure(self) -> bool {
+        matches!(self, Self::Full | Self::Error)
+    }
+}
+
 impl From<AnswerOutcome> for Verdict {
     fn from(outcome: AnswerOutcome) -> Self {
         match outcome {
@@ -153,6 +160,14 @@ impl EndCounts {
             counts[verdict as usize] += count;
         }
         counts
+    }
+
+    /// The sum of both.
+    pub(crate) fn plus(&self, other: &Self) -> Self {
+        Self {
+            answers: std::array::from_fn(|number| self.answers[number] + other.answers[number]),
+            refused: std::array::from_fn(|number| self.refused[number] + other.refused[number]),
+        }
     }
 
     /// Ends between those counts and these.

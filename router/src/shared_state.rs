@@ -17,6 +17,7 @@ use crate::crash_suspects::CrashSuspects;
 use crate::dispatch::{Dispatch, RetryBudgets};
 use crate::event_log::EventLog;
 use crate::fleet::{CacheReportQueue, Fleet, SessionDeps};
+use crate::history::History;
 use crate::keys::PageSessions;
 use crate::metrics::RouterMetrics;
 use crate::operators::Operators;
@@ -105,7 +106,7 @@ impl SharedState {
             placer: placer.clone(),
             queue: queue.clone(),
             admission: self.admission.clone(),
-            recent_ends: Arc::default(),
+            history: History::default(),
             page_sessions,
             admin_address,
         }

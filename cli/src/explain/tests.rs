@@ -170,3 +170,12 @@ proptest! {
         prop_assert!(lines.last().unwrap().contains("total"));
     }
 }
+
+#[test]
+fn the_end_of_an_answer_is_told_once_it_is_known() {
+    assert_eq!(end_words(&Decision::default()), None);
+    let ended = Decision { status: Some(500), end: "error".into(), ..Decision::default() };
+    assert_eq!(end_words(&ended).unwrap(), "the answer: status 500, error");
+    let streamed = Decision { status: Some(200), end: "engine_lost".into(), between_tokens: Some(0.0125), ..Decision::default() };
+    assert_eq!(end_words(&streamed).unwrap(), "the answer: status 200, engine lost, 12.50 ms between tokens");
+}

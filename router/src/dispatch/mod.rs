@@ -45,7 +45,7 @@ use crate::crash_suspects::{self, Clearance, CrashSuspects, CrashWatch};
 use crate::fan_out::AnswerExchange;
 use crate::fleet::{Fleet, InFlight, Replica};
 use crate::metrics::RouterMetrics;
-use crate::outcome::AnswerOutcome;
+use crate::outcome::{AnswerOutcome, LossCause};
 use crate::placement::{PlacementDecision, PlacementFeedback, Placer, Prompt, RequestQueue};
 use crate::resume_tier::{NotResumed, ResumeTier};
 use crate::resumption::{RecordMemory, ResumePlan, check_engine, check_replaying_engine, unasked_part, without_asking};
@@ -165,6 +165,7 @@ impl Dispatch {
                 AttemptOutcome::Started(mut begun) => {
                     begun.in_flight = None;
                     begun.entry.record_refusal();
+                    begun.feedback.record_outcome(AnswerOutcome::of_status(begun.head.status).as_str());
                     refused = Some(begun);
                 }
                 AttemptOutcome::Lost(mut broken) => {
@@ -251,15 +252,16 @@ impl Dispatch {
         let SentAttempt { replica, exchange, mut in_flight, feedback, prefill_estimate, decision, entry } = sent;
         let exchange = match exchange {
             Ok(exchange) => exchange,
-            Err(broken) => return lose(&entry, broken),
+            Err(broken) => return lose(&entry, &decision, broken),
         };
         // A plain answer does not show when its prompt has been computed.
         let prefill_estimate = (!prompt.is_stream()).then_some(prefill_estimate);
         let (head, first_chunk) = match self.read_first_bytes(&exchange, &mut in_flight, prefill_estimate).await {
             Ok(began) => began,
-            Err(broken) => return lose(&entry, broken),
+            Err(broken) => return lose(&entry, &decision, broken),
         };
         entry.record_status(head.status);
+        decision.outcome.lock().status = Some(head.status);
         let awaits_first_event = first_chunk.as_ref().is_some_and(|first_chunk| is_keep_alive_comment(first_chunk));
         let mut begun = Box::new(StartedAnswer {
             head,
@@ -275,7 +277,7 @@ impl Dispatch {
             awaits_first_event,
         });
         if let Err(broken) = begun.check_stream_start(outgoing) {
-            return lose(&begun.entry, broken);
+            return lose(&begun.entry, &begun.decision, broken);
         }
         if !awaits_first_event {
             begun.entry.record_first_token();
@@ -288,10 +290,10 @@ impl Dispatch {
         }
         begun.in_flight = Some(in_flight);
         if let Err(broken) = begun.buffer_json_body(outgoing.work).await {
-            return lose(&begun.entry, broken);
+            return lose(&begun.entry, &begun.decision, broken);
         }
         match begun.engine_fault() {
-            Some(broken) => lose(&begun.entry, broken),
+            Some(broken) => lose(&begun.entry, &begun.decision, broken),
             None => AttemptOutcome::Started(begun),
         }
     }
@@ -390,8 +392,10 @@ impl Dispatch {
 }
 
 /// Ends an attempt without an answer.
-fn lose(entry: &AttemptEntry, broken: StreamFault) -> AttemptOutcome {
-    entry.record_failure(broken.fault.into());
+fn lose(entry: &AttemptEntry, decision: &PlacementDecision, broken: StreamFault) -> AttemptOutcome {
+    let cause = LossCause::from(broken.fault);
+    entry.record_failure(cause);
+    decision.outcome.lock().end = Some(cause.as_str());
     AttemptOutcome::Lost(broken)
 }
 

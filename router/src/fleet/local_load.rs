@@ -23,6 +23,8 @@ pub(crate) struct LocalLoad {
     pending_tokens: AtomicU64,
     /// Prompt tokens of the requests in flight.
     context_tokens: AtomicU64,
+    /// Answers of its engines that were errors or broke off.
+    failures: AtomicU64,
     /// Until when the replica is avoided, in milliseconds of the router's clock.
     pub(super) avoided_until: AtomicU64,
     /// The learned limit of sequences, in the lower half, and until when it holds, in seconds of
@@ -86,6 +88,7 @@ impl Default for LocalLoad {
             sequences: AtomicU32::new(0),
             pending_tokens: AtomicU64::new(0),
             context_tokens: AtomicU64::new(0),
+            failures: AtomicU64::new(0),
             avoided_until: AtomicU64::new(0),
             learned_limit: AtomicU64::new(0),
             learner: Mutex::new(RateLearner::new(Rates::default())),
@@ -127,6 +130,16 @@ impl LocalLoad {
         unanswered.due_times.insert(due);
         self.update_earliest_due(&unanswered);
         InFlight { load: self.clone(), cost, due: Some(due), in_flight_blocks: Some(pledge) }
+    }
+
+    /// Counts an answer of the replica's engine that has failed its client.
+    pub(crate) fn count_failure(&self) {
+        self.failures.fetch_add(1, Ordering::Relaxed);
+    }
+
+    #[must_use]
+    pub(crate) fn failures(&self) -> u64 {
+        self.failures.load(Ordering::Relaxed)
     }
 
     /// Most sequences that the engine takes at once: `stated` by its flags, else learned from its

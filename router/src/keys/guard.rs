@@ -60,10 +60,12 @@ impl PageKind {
             path if path.starts_with("/grpc.health.v1.Health/") => Self::Health,
             "/metrics" => Self::Metrics,
             "/page/orders" => Self::Ordering,
-            "/page/events" => Self::Watching,
-            path if path.starts_with("/page/requests/") => Self::Watching,
-            path if path == "/" || path.starts_with(PAGE_FOLDER) => Self::Page,
-            _ => Self::Operators,
+            "/" | "/page/session" => Self::Page,
+            path => match path.strip_prefix(PAGE_FOLDER) {
+                Some(file) if file.contains('.') && !file.contains('/') => Self::Page,
+                Some(_) => Self::Watching,
+                None => Self::Operators,
+            },
         }
     }
 }

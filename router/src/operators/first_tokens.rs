@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use hostler_proto::fleet::v1::FirstTokens;
 use rustc_hash::FxHashMap;
 
-use super::count;
+use crate::history::first_token_quantiles;
 use crate::placement::PlacementDecision;
 
 /// Oldest decisions that count. Older ones say nothing about the present.
@@ -49,13 +49,6 @@ impl FirstTokenTimes {
     pub(super) fn of_all(&self) -> Option<FirstTokens> {
         first_token_quantiles(self.by_replica.values().flatten().copied().collect())
     }
-}
-
-/// Quantiles by nearest rank: each one is a time that was measured.
-pub(crate) fn first_token_quantiles(mut times: Vec<f64>) -> Option<FirstTokens> {
-    times.sort_by(f64::total_cmp);
-    let at = |percent: usize| times.get((times.len() * percent).div_ceil(100).saturating_sub(1)).copied();
-    Some(FirstTokens { streams: count(times.len()), p50: at(50)?, p99: at(99)? })
 }
 
 #[cfg(test)]

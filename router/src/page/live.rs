@@ -12,7 +12,6 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-use super::history::History;
 use super::sections::Sections;
 use crate::keys::PageSessions;
 use crate::operators::Operators;
@@ -49,7 +48,7 @@ impl Default for Live {
 
 impl Live {
     /// Gathers ticks while there are viewers. Never ends.
-    pub(super) async fn gather_while_watched(&self, calls: &Operators, history: &History) {
+    pub(super) async fn gather_while_watched(&self, calls: &Operators) {
         let mut sections = Sections::default();
         let mut number = 0;
         loop {
@@ -60,7 +59,7 @@ impl Live {
                 continue;
             }
             number += 1;
-            let (whole, changes) = sections.gather(calls, history, number, SystemTime::now());
+            let (whole, changes) = sections.gather(calls, number, SystemTime::now());
             self.ticks.send_replace(Some(Arc::new(Tick { number, at: Instant::now(), whole, changes })));
             sleep(TICK_INTERVAL).await;
         }

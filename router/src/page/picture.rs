@@ -4,7 +4,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use hostler_proto::fleet::v1::{FirstTokens, FleetFinding, ListResponse, Node, Replica};
+use hostler_proto::fleet::v1::{FirstTokens, FleetFinding, ListResponse, Node, Replica, RequestCounts};
 use serde::Serialize;
 
 use crate::event_log::millis_since_1970;
@@ -19,6 +19,8 @@ pub(super) struct Totals {
     queued: u32,
     first_tokens: Option<FirstTokens>,
     findings: Vec<FleetFinding>,
+    /// Requests that have ended, by verdict.
+    requests: RequestCounts,
 }
 
 /// A node, with its replicas as `hostler ps --json` has them.
@@ -43,7 +45,13 @@ struct JobPicture<'a> {
 
 impl From<&ListResponse> for Totals {
     fn from(listed: &ListResponse) -> Self {
-        Self { in_flight: listed.in_flight, queued: listed.queued, first_tokens: listed.first_tokens, findings: listed.findings.clone() }
+        Self {
+            in_flight: listed.in_flight,
+            queued: listed.queued,
+            first_tokens: listed.first_tokens,
+            findings: listed.findings.clone(),
+            requests: listed.requests.unwrap_or_default(),
+        }
     }
 }
 
@@ -93,6 +101,9 @@ pub(super) struct RequestPicture {
     /// `null` until, or unless, it is known.
     first_token: Option<f64>,
     cached: Option<u32>,
+    status: Option<u16>,
+    /// Empty until it is known.
+    end: &'static str,
 }
 
 impl RequestPicture {
@@ -114,6 +125,8 @@ impl RequestPicture {
             predicted_cached: choice.candidate.matched,
             first_token: outcome.first_token_seconds,
             cached: outcome.cached_tokens,
+            status: outcome.status,
+            end: outcome.end.unwrap_or_default(),
         }
     }
 }

@@ -29,6 +29,8 @@ pub(crate) fn page_routes(page: Arc<Page>) -> Router {
         .route("/page/session", post(begin_session))
         .route("/page/events", get(watch))
         .route("/page/requests/{id}", get(explain))
+        .route("/page/steps/replica/{*id}", get(replica_steps))
+        .route("/page/steps/tenant/{name}", get(tenant_steps))
         .route("/page/orders", post(order));
     let with_headers = |mut response: Response| async {
         assets::add_headers(response.headers_mut());
@@ -81,6 +83,16 @@ async fn explain(State(page): State<Arc<Page>>, Path(id): Path<String>) -> Respo
         return refuse(StatusCode::NOT_FOUND, &forgotten);
     }
     Json(found.iter().map(|record| decision_message(record)).collect::<Vec<_>>()).into_response()
+}
+
+/// The last hour of a replica: moments in milliseconds, each with the ten seconds before it, or
+/// `null` where the replica was not there.
+async fn replica_steps(State(page): State<Arc<Page>>, Path(id): Path<String>) -> Response {
+    Json(page.calls.history.of_replica(&id)).into_response()
+}
+
+async fn tenant_steps(State(page): State<Arc<Page>>, Path(name): Path<String>) -> Response {
+    Json(page.calls.history.of_tenant(&name)).into_response()
 }
 
 #[derive(Debug, Clone, Copy, Deserialize)]

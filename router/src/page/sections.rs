@@ -1,5 +1,5 @@
-//! A picture in sections, each written as JSON once: a node, a request, the lines of the last
-//! fifteen minutes. Sections that are unchanged since a second ago are not sent again.
+//! A picture in sections, each written as JSON once: a node, a request, the steps of
+//! the last hour. Sections that are unchanged since a second ago are not sent again.
 
 use std::collections::HashMap;
 use std::time::SystemTime;
@@ -9,10 +9,10 @@ use hostler_proto::fleet::v1::{FleetEvent, ModelDemand, TenantUse};
 use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 
-use super::history::History;
 use super::picture::{NodePicture, RequestPicture, Totals, trim};
 use crate::event_log::millis_since_1970;
 use crate::fleet::Fleet;
+use crate::history::{FleetStep, History, MAX_STEPS, OPEN_STEPS};
 use crate::operators::Operators;
 
 /// Most requests in the list.
@@ -30,6 +30,10 @@ pub(super) struct Sections {
     last_event: u64,
     /// The latest events, for a viewer who comes.
     events: Option<Box<RawValue>>,
+    /// When the last step of the history ended.
+    last_step: u64,
+    /// All of its steps, for a viewer who comes.
+    steps: Option<Box<RawValue>>,
 }
 
 /// An event: everything, or the changes.
@@ -48,7 +52,7 @@ struct EventData<'a> {
     nodes: Vec<&'a RawValue>,
     request_keys: Vec<&'a str>,
     requests: Vec<&'a RawValue>,
-    /// Absent if nothing of it has changed.
+    /// The steps of the last hour at first, then those that are new or have changed.
     #[serde(skip_serializing_if = "Option::is_none")]
     history: Option<&'a RawValue>,
     /// The last hour's at first, then new ones, the oldest first.
@@ -65,7 +69,7 @@ struct Section {
 
 impl Sections {
     /// The present picture as two events: all of it, and the changes since the last one.
-    pub(super) fn gather(&mut self, calls: &Operators, history: &History, number: u64, now: SystemTime) -> (Bytes, Bytes) {
+    pub(super) fn gather(&mut self, calls: &Operators, number: u64, now: SystemTime) -> (Bytes, Bytes) {
         let mut listed = calls.list_fleet();
         listed.mark_suspects();
         trim(&mut listed);
@@ -75,8 +79,7 @@ impl Sections {
         let requests = decisions.iter().map(|decision| RequestPicture::new(decision));
         let requests: Vec<Section> =
             requests.map(|request| self.section("request", &format!("{}-{}", request.id, request.attempt), &request)).collect();
-        let lines = self.section("lines", "", &history.samples());
-        let new_events = self.take_events(&calls.fleet);
+        let (new_events, new_steps) = (self.take_events(&calls.fleet), self.take_steps(&calls.history));
         let event = |whole: bool| {
             encode(&EventData {
                 number,
@@ -90,13 +93,27 @@ impl Sections {
                 nodes: nodes.iter().filter_map(|node| node.shown(whole)).collect(),
                 request_keys: names(&requests),
                 requests: requests.iter().filter_map(|request| request.shown(whole)).collect(),
-                history: lines.shown(whole),
+                history: if whole { self.steps.as_deref() } else { new_steps.as_deref() },
                 events: if whole { self.events.as_deref() } else { new_events.as_deref() },
             })
         };
         let events = (event(true), event(false));
-        self.sent = nodes.into_iter().chain(requests).chain([lines]).map(|section| (section.key, section.json)).collect();
+        self.sent = nodes.into_iter().chain(requests).map(|section| (section.key, section.json)).collect();
         events
+    }
+
+    /// Steps that are new or have changed since the last picture, as JSON.
+    fn take_steps(&mut self, history: &History) -> Option<Box<RawValue>> {
+        let last = history.last_at();
+        if self.last_step == last && self.steps.is_some() {
+            return None;
+        }
+        self.last_step = last;
+        let write = |steps: &[FleetStep]| to_raw_value(steps).expect("all keys in a step are strings");
+        let steps = history.latest(MAX_STEPS);
+        let changed = write(&steps[steps.len().saturating_sub(OPEN_STEPS)..]);
+        self.steps = Some(write(&steps));
+        Some(changed)
     }
 
     /// Events since the last picture, as JSON.

@@ -12,6 +12,7 @@ use tokio::time::{advance, sleep, timeout};
 use super::*;
 use crate::admission::Admission;
 use crate::fleet::tests::{attach_node, fleet, ready};
+use crate::history::History;
 use crate::keys::PageRights;
 use crate::placement::{Placer, PrefillWindows, QueueLimits, RequestQueue};
 use crate::prompt::Prompts;
@@ -32,10 +33,11 @@ async fn started(tasks: &BackgroundTasks) -> Arc<Page> {
         fleet,
         placer,
         admission: Admission::new(10),
-        recent_ends: Arc::default(),
+        history: History::default(),
         page_sessions: PageSessions::default(),
         admin_address: SocketAddr::from(([127, 0, 0, 1], 1)),
     };
+    calls.watch_fleet(tasks);
     Page::start(calls, tasks, CancellationToken::new())
 }
 
@@ -62,6 +64,7 @@ async fn an_unwatched_page_gathers_nothing() {
     let first = events.next().await.unwrap();
     assert_eq!(first["number"], 1, "the first picture of all, though a hundred seconds have passed");
     assert_eq!(first["history"].as_array().unwrap().len(), 10, "what was before is known all the same");
+    assert_eq!(page.calls.history.of_replica("a/0").len(), 10);
     assert_eq!(events.next().await.unwrap()["number"], 2);
     drop(events);
     sleep(Duration::from_secs(100)).await;
@@ -101,6 +104,21 @@ async fn a_viewer_gets_the_past_once_and_then_what_happens() {
     assert_eq!(words(&events.next().await.unwrap()), [new]);
     let mut other = watch(&page, &sign_in(&page));
     assert_eq!(words(&other.next().await.unwrap()), [past[0], past[1], new], "another viewer");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_viewer_of_a_long_past_gets_only_its_latest_steps_again() {
+    let tasks = BackgroundTasks::default();
+    let page = started(&tasks).await;
+    sleep(Duration::from_secs(2 * 3600)).await;
+    let mut events = watch(&page, &sign_in(&page));
+    let steps = |event: &Value| event.get("history").map(|steps| steps.as_array().unwrap().len());
+    assert_eq!(steps(&events.next().await.unwrap()), Some(360));
+    let mut later = Vec::new();
+    for _ in 0..30 {
+        later.push(steps(&events.next().await.unwrap()));
+    }
+    assert_eq!(later.iter().flatten().collect::<Vec<_>>(), [&6, &6, &6], "every ten seconds, those that may still change");
 }
 
 #[tokio::test(start_paused = true)]

@@ -47,8 +47,15 @@ pub(crate) struct PlacementDecision {
 pub(crate) struct PlacementOutcome {
     /// Seconds from the dispatch to a stream's first token.
     pub first_token_seconds: Option<f64>,
+    /// Seconds between two tokens of the stream, once it is complete.
+    pub between_tokens_seconds: Option<f64>,
     /// Prompt tokens that were cached, as the engine reports.
     pub cached_tokens: Option<u32>,
+    /// The status of the engine's answer.
+    pub status: Option<u16>,
+    /// How the answer ended, or why there was none or no more of it: the name of an `AnswerOutcome`
+    /// or of a `LossCause`.
+    pub end: Option<&'static str>,
 }
 
 impl PlacementDecision {
@@ -92,7 +99,13 @@ impl PlacementDecision {
 
     #[must_use]
     pub(crate) fn choice(&self) -> (&str, &Scored) {
-        (&self.replica_names[self.decision.chosen], self.decision.choice())
+        (self.choice_name(), self.decision.choice())
+    }
+
+    /// The chosen replica's name.
+    #[must_use]
+    pub(crate) fn choice_name(&self) -> &Arc<str> {
+        &self.replica_names[self.decision.chosen]
     }
 
     /// The reason in one line, for a response header.

@@ -92,6 +92,11 @@ impl PlacementFeedback {
         self.decision.outcome.lock().first_token_seconds = Some(took);
     }
 
+    /// Records how the answer has ended, or why no more of it came from this engine.
+    pub(crate) fn record_outcome(&self, end: &'static str) {
+        self.decision.outcome.lock().end = Some(end);
+    }
+
     /// Learns from a complete generation, with so many tokens `seen` of a stream, on an engine with
     /// this `context` length.
     ///
@@ -109,6 +114,7 @@ impl PlacementFeedback {
             let interval = now.duration_since(first).as_secs_f64() / (completion - 1) as f64;
             let sequences = u32::midpoint(self.load_at_start.0, self.local_load.sequences()).max(1);
             let context = u64::midpoint(self.load_at_start.1, self.local_load.context_tokens());
+            self.decision.outcome.lock().between_tokens_seconds = Some(interval);
             self.local_load.learn_interval(sequences, context, interval, self.placer.fleet.view().seconds(now));
         }
         let Some(cached) = usage.and_then(|usage| usage.cached_tokens) else { return };

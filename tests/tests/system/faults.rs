@@ -218,6 +218,9 @@ async fn errors_that_engines_answer_with_are_the_fleets_failures() {
         assert_eq!(edge.post(CHAT, &chat(2)).await.status, 200);
         assert_eq!(edge.post(CHAT, &indigestible).await.status, 500);
     }
+    let last = fleet.admin().explain("", 2).await.unwrap();
+    let told = last.iter().map(|decision| (decision.status, decision.end.as_str())).collect::<Vec<_>>();
+    assert_eq!(told, [(Some(500), "error"), (Some(200), "complete")]);
     assert_eq!(edge.post(CHAT, &json!({"model": MODEL, "messages": "no list"})).await.status, 400, "which is the client's own fault");
     fleet.fault("n0/0", "busy").await;
     for _ in 0..4 {

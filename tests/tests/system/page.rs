@@ -93,7 +93,7 @@ async fn the_page_shows_no_fleet_without_a_session() {
     let page = Page::of(&fleet);
     let document = page.get("/", &[]).await;
     assert!(document.status == 200 && document.text().contains("hostler page") && !document.text().contains("n0"));
-    for path in [EVENTS, "/page/requests/1"] {
+    for path in [EVENTS, "/page/requests/1", "/page/steps/replica/n0/0", "/page/steps/tenant/x.y", "/page/anything"] {
         for headers in [&[][..], &[("authorization", "Bearer 0")], &[("cookie", "session=0")]] {
             let refused = page.get(path, headers).await;
             assert!(refused.status == 401 && refused.text().contains("hostler page"), "{path}: {}", refused.text());

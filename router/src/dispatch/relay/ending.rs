@@ -3,10 +3,10 @@
 
 use tokio::time::Instant;
 
-use super::{Relay, RelayState, flushing_state};
+use super::{Relay, RelayContext, RelayState, flushing_state};
 use crate::admission::{ActualUsage, OutputTokens};
 use crate::dispatch::job_end::explain_loss;
-use crate::outcome::{AnswerOutcome, LossCause};
+use crate::outcome::{AnswerOutcome, LossCause, Verdict};
 use crate::sse::{SseScanner, TokenUsage};
 
 impl Relay {
@@ -26,8 +26,7 @@ impl Relay {
             let most = self.context.usage_bounds;
             self.context.feedback.record_end(usage, self.seen_tokens(), most.context_tokens, most.work.answers == 1);
         }
-        self.context.metrics.record_end(self.context.outcome_if_whole, self.context.received_at);
-        self.context.log_entry.record_end(self.context.outcome_if_whole, None, usage);
+        self.record_end(self.context.outcome_if_whole, None, usage);
         self.reconcile_usage(usage, true);
     }
 
@@ -42,9 +41,8 @@ impl Relay {
         let replica = &self.context.replica.id;
         let id = self.context.feedback.decision_id();
         tracing::warn!(event = "answer_broken", %replica, id = format_args!("{id:016x}"), reason = message, "an answer broke after it had begun");
-        self.context.metrics.record_end(AnswerOutcome::Broken, self.context.received_at);
         let usage = self.usage();
-        self.context.log_entry.record_end(AnswerOutcome::Broken, Some(cause), usage);
+        self.record_end(AnswerOutcome::Broken, Some(cause), usage);
         self.reconcile_usage(usage, false);
         self.state = match &self.pipeline.lock().scanner {
             Some(scanner) => RelayState::SendingError(scanner.error_event(&message), message),
@@ -67,10 +65,20 @@ impl Relay {
                 AnswerOutcome::Complete => AnswerOutcome::ClientLeft,
                 failed => failed,
             };
-            self.context.metrics.record_end(outcome, self.context.received_at);
             let usage = self.usage();
-            self.context.log_entry.record_end(outcome, None, usage);
+            self.record_end(outcome, None, usage);
             self.reconcile_usage(usage, false);
+        }
+    }
+
+    /// Records the end for whoever wants to know of it.
+    fn record_end(&self, outcome: AnswerOutcome, cause: Option<&'static str>, usage: Option<TokenUsage>) {
+        let RelayContext { metrics, log_entry, feedback, replica, received_at, .. } = &self.context;
+        metrics.record_end(outcome, *received_at);
+        log_entry.record_end(outcome, cause, usage);
+        feedback.record_outcome(outcome.as_str());
+        if Verdict::from(outcome).is_failure() {
+            replica.local_load.count_failure();
         }
     }
 

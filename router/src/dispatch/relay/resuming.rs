@@ -162,6 +162,7 @@ impl Relay {
         if !awaits_first_event {
             self.context.crash_watch.mark_answered();
         }
+        self.context.feedback.record_outcome(loss.cause.as_str());
         self.context.in_flight = in_flight;
         self.context.replica = replica;
         self.context.feedback = feedback;

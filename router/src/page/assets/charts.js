@@ -1,9 +1,9 @@
-// The lines of the last fifteen minutes. A chart is a picture with a name that says what it shows; its numbers are in a table below.
+// The lines of the last hour. A chart is a picture with a name that says what it shows; its numbers are in a table below.
 
 import { el, setAttribute, setText, svg, table } from "./dom.js";
 import { clock, seconds, short } from "./figures.js";
 
-const SPAN_MS = 15 * 60_000;
+const SPAN_MS = 60 * 60_000;
 const WIDTH = 900;
 const HEIGHT = 100;
 
@@ -29,7 +29,7 @@ export class Chart {
     this.top = el("span", { class: "top" });
     this.empty = el("p", { class: "empty" }, "Nothing yet: each ten seconds add a point.");
     this.title = title;
-    const ages = el("div", { class: "ages", "aria-hidden": "true" }, ...["15 min ago", "10", "5", "now"].map((age) => el("span", {}, age)));
+    const ages = el("div", { class: "ages", "aria-hidden": "true" }, ...["60 min ago", "40", "20", "now"].map((age) => el("span", {}, age)));
     const frame = el("div", { class: "frame" }, this.picture, this.top, this.empty);
     parent.append(el("div", { class: "heading" }, el("h3", {}, title), this.moment, ...keys), frame, ages);
     frame.addEventListener("pointermove", (event) => this.point(event));
@@ -85,7 +85,7 @@ export class Chart {
   describe() {
     const last = this.samples.at(-1);
     const said = this.lines.map((line) => `${line.name} ${this.write(line.of(last))}, at most ${this.write(this.largest(line))}`);
-    setAttribute(this.picture, "aria-label", `${this.title} over the last 15 minutes: ${said.join("; ")}`);
+    setAttribute(this.picture, "aria-label", `${this.title} over the last hour: ${said.join("; ")}`);
   }
 
   largest(line) {
@@ -130,5 +130,5 @@ export function samplesTable(samples) {
     seconds(sample.first_tokens?.p99),
   ]);
   const columns = ["Until", "Tokens/s", "Requests/s", "In flight", "Waiting", "First token, median", "99 %"];
-  return table("The last 15 minutes, in steps of ten seconds", columns, rows);
+  return table("The last hour, in steps of ten seconds", columns, rows);
 }

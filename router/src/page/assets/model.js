@@ -5,6 +5,8 @@ import { some } from "./figures.js";
 /** Counters become speeds over this many milliseconds, and events are kept up to this many. */
 const RATE_MS = 5000;
 const MAX_EVENTS = 200;
+/** Steps of ten seconds in an hour. */
+const MAX_STEPS = 360;
 
 export const model = {
   at: 0,
@@ -46,6 +48,7 @@ export function apply(event) {
   if (event.whole) {
     nodes.clear();
     requests.clear();
+    model.history = [];
   }
   for (const node of event.nodes) nodes.set(node.name, node);
   keepOnly(nodes, event.node_names);
@@ -63,10 +66,16 @@ export function apply(event) {
   model.models = event.models;
   model.nodes = event.node_names.map((name) => nodes.get(name)).filter(Boolean);
   model.requests = event.request_keys.map((key) => requests.get(key)).filter(Boolean);
-  if (event.history) model.history = event.history;
+  if (event.history) takeSteps(event.history);
   if (event.events) takeEvents(event.events, event.whole);
   read();
   return arrived;
+}
+
+/** New steps, and the latest known ones, which may have changed. */
+function takeSteps(steps) {
+  const kept = model.history.filter((known) => known.at < steps[0]?.at);
+  model.history = [...kept, ...steps].slice(-MAX_STEPS);
 }
 
 function keepOnly(map, keys) {

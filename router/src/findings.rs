@@ -1,19 +1,11 @@
-//! How requests have ended in the last minute, and what is wrong about that.
+//! What is wrong about the fleet as its clients see it. Pure: `operators` gathers the facts.
 //!
 //! The engines may all be well while nobody is served: the findings of replicas say nothing of a
 //! queue that is full.
 
-use std::collections::VecDeque;
-use std::time::Duration;
-
 use hostler_proto::fleet::v1::{FirstTokens, FleetFinding};
-use parking_lot::Mutex;
-use tokio::time::Instant;
 
 use crate::outcome::{AnswerOutcome, EndCounts, RefusalReason, Verdict};
-
-/// How long back the findings look.
-const WINDOW: Duration = Duration::from_secs(60);
 
 /// Fewer failures are no trouble of the fleet.
 const MIN_FAILED: u64 = 5;
@@ -25,29 +17,8 @@ const TROUBLING_SHARE: u64 = 20;
 const SLOW_STREAMS: u32 = 5;
 const SLOW_SECONDS: f64 = 5.0;
 
-/// Counts of the last minute, one for each sample.
-#[derive(Debug, Default)]
-pub(crate) struct RecentEnds(Mutex<VecDeque<(Instant, EndCounts)>>);
-
-impl RecentEnds {
-    /// Adds a sample, and forgets those that the window needs no more.
-    pub(crate) fn sample(&self, counts: EndCounts, now: Instant) {
-        let mut samples = self.0.lock();
-        samples.push_back((now, counts));
-        while samples.get(1).is_some_and(|(at, _)| now.saturating_duration_since(*at) >= WINDOW) {
-            samples.pop_front();
-        }
-    }
-
-    /// Ends within the window, up to these counts of now.
-    pub(crate) fn recent(&self, counts: &EndCounts) -> EndCounts {
-        let before = self.0.lock().front().map(|(_, counts)| *counts).unwrap_or_default();
-        counts.since(&before)
-    }
-}
-
 /// Findings about the last minute, the gravest first.
-pub(crate) fn findings(ends: &EndCounts, first_tokens: Option<FirstTokens>, queued: usize) -> Vec<FleetFinding> {
+pub(crate) fn list(ends: &EndCounts, first_tokens: Option<FirstTokens>, queued: usize) -> Vec<FleetFinding> {
     failing_answers(ends).into_iter().chain(slow_first_tokens(first_tokens, queued)).collect()
 }
 
@@ -119,7 +90,7 @@ mod tests {
 
     #[test]
     fn a_storm_of_refusals_is_found_with_its_cause() {
-        let found = findings(&ends(63, &[(RefusalReason::Full, 37_734), (RefusalReason::Fleet, 3)]), None, 0);
+        let found = list(&ends(63, &[(RefusalReason::Full, 37_734), (RefusalReason::Fleet, 3)]), None, 0);
         assert_eq!(found[0].kind, "answers-fail");
         assert_eq!(
             found[0].evidence,
@@ -132,9 +103,9 @@ mod tests {
     #[test]
     fn faults_of_clients_and_single_failures_are_no_finding() {
         let theirs = [(RefusalReason::Request, 900), (RefusalReason::WrongKey, 900), (RefusalReason::Limit, 900)];
-        assert_eq!(findings(&ends(10, &theirs), None, 0), []);
-        assert_eq!(findings(&ends(0, &[(RefusalReason::Full, 4)]), None, 0), []);
-        assert_eq!(findings(&ends(1000, &[(RefusalReason::Full, 40)]), None, 0), []);
+        assert_eq!(list(&ends(10, &theirs), None, 0), []);
+        assert_eq!(list(&ends(0, &[(RefusalReason::Full, 4)]), None, 0), []);
+        assert_eq!(list(&ends(1000, &[(RefusalReason::Full, 40)]), None, 0), []);
     }
 
     #[test]
@@ -143,7 +114,7 @@ mod tests {
         counts.answers[AnswerOutcome::Error as usize] = 30;
         counts.answers[AnswerOutcome::Full as usize] = 10;
         counts.answers[AnswerOutcome::Rejected as usize] = 900;
-        let found = findings(&counts, None, 0);
+        let found = list(&counts, None, 0);
         assert_eq!(
             found[0].evidence,
             "40 of the 100 requests that ended in the last minute failed: 10 were refused by an engine without room, \
@@ -157,36 +128,23 @@ mod tests {
         for outcome in AnswerOutcome::iter() {
             let mut counts = EndCounts::default();
             counts.answers[outcome as usize] = MIN_FAILED;
-            let is_failure = matches!(Verdict::from(outcome), Verdict::Full | Verdict::Error);
-            assert_eq!(findings(&counts, None, 0).iter().any(|found| found.evidence.contains("failed: 5 ")), is_failure, "{outcome:?}");
+            let is_failure = Verdict::from(outcome).is_failure();
+            assert_eq!(list(&counts, None, 0).iter().any(|found| found.evidence.contains("failed: 5 ")), is_failure, "{outcome:?}");
         }
         for reason in RefusalReason::iter() {
             let counts = ends(0, &[(reason, MIN_FAILED)]);
-            let is_failure = matches!(Verdict::from(reason), Verdict::Full | Verdict::Error);
-            assert_eq!(findings(&counts, None, 0).iter().any(|found| found.evidence.contains("failed: 5 ")), is_failure, "{reason:?}");
+            let is_failure = Verdict::from(reason).is_failure();
+            assert_eq!(list(&counts, None, 0).iter().any(|found| found.evidence.contains("failed: 5 ")), is_failure, "{reason:?}");
         }
     }
 
     #[test]
     fn slow_first_tokens_are_found_although_all_replicas_are_ready() {
-        let found = findings(&ends(100, &[]), Some(FirstTokens { streams: 40, p50: 7.7, p99: 9.0 }), 329);
+        let found = list(&ends(100, &[]), Some(FirstTokens { streams: 40, p50: 7.7, p99: 9.0 }), 329);
         assert_eq!(
             found[0].evidence,
             "half of the last 40 streams waited 7.7 s and longer for their first token; 329 requests wait in the router"
         );
-        assert_eq!(findings(&ends(100, &[]), Some(FirstTokens { streams: 40, p50: 0.7, p99: 9.0 }), 0), []);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn what_is_older_than_a_minute_is_forgotten() {
-        let recent = RecentEnds::default();
-        let full = ends(0, &[(RefusalReason::Full, 50)]);
-        for _ in 0..4 {
-            recent.sample(full, Instant::now());
-            tokio::time::advance(Duration::from_secs(30)).await;
-        }
-        assert_eq!(recent.recent(&full), EndCounts::default());
-        let more = ends(7, &[(RefusalReason::Full, 52)]);
-        assert_eq!(recent.recent(&more), ends(7, &[(RefusalReason::Full, 2)]));
+        assert_eq!(list(&ends(100, &[]), Some(FirstTokens { streams: 40, p50: 0.7, p99: 9.0 }), 0), []);
     }
 }
