@@ -1,11 +1,14 @@
-//! Logging: each event is a line on standard error, as text or JSON, filtered by level and module.
+//! Logging: each event is a line on standard error or in a file, as text or JSON, filtered by level
+//! and module.
 
+use std::fs::File;
 use std::io::IsTerminal;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tracing_subscriber::filter::Targets;
+use tracing_subscriber::fmt::writer::BoxMakeWriter;
 use tracing_subscriber::prelude::*;
 
 use crate::collector::events::EventExport;
@@ -53,17 +56,17 @@ static EVENTS: OnceLock<EventExport> = OnceLock::new();
 /// # Errors
 /// When the level cannot be read.
 pub fn init(config: &LogConfig) -> Result<(), LevelError> {
-    start(config, None)
+    start(config, None, None)
 }
 
 /// Starts logging for a role, whose events also go to a collector if the environment names one.
-/// `service` is their service name. Needs a runtime.
+/// `service` is their service name. With a file the lines are appended there. Needs a runtime.
 ///
 /// # Errors
 /// When the level cannot be read.
-pub fn init_role(config: &LogConfig, service: &'static str) -> Result<(), LevelError> {
+pub fn init_role(config: &LogConfig, service: &'static str, file: Option<File>) -> Result<(), LevelError> {
     let events = EventExport::from_process(service);
-    start(config, events.as_ref().ok().and_then(Option::as_ref))?;
+    start(config, events.as_ref().ok().and_then(Option::as_ref), file)?;
     match events {
         Ok(Some(events)) => drop(EVENTS.set(events)),
         Ok(None) => {}
@@ -80,11 +83,13 @@ pub async fn flush_events() {
     }
 }
 
-fn start(config: &LogConfig, events: Option<&EventExport>) -> Result<(), LevelError> {
+fn start(config: &LogConfig, events: Option<&EventExport>, file: Option<File>) -> Result<(), LevelError> {
     let filter: Targets = config.level.parse().map_err(|source| LevelError { level: config.level.clone(), source })?;
-    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let has_colors = file.is_none() && std::io::stderr().is_terminal();
+    let writer = file.map_or_else(|| BoxMakeWriter::new(std::io::stderr), |file| BoxMakeWriter::new(Arc::new(file)));
+    let lines = tracing_subscriber::fmt::layer().with_writer(writer);
     let lines = match config.format {
-        LogFormat::Text => lines.with_ansi(std::io::stderr().is_terminal()).with_target(false).with_filter(filter).boxed(),
+        LogFormat::Text => lines.with_ansi(has_colors).with_target(false).with_filter(filter).boxed(),
         LogFormat::Json => lines.json().with_filter(filter).boxed(),
     };
     if tracing_subscriber::registry().with(lines).with(events.map(EventExport::layer)).try_init().is_err() {

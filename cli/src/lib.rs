@@ -305,11 +305,13 @@ fn run(mut cli: Cli, given: CommandFlags<'_>, adjust_router: AdjustRouter) -> an
     let _entered = runtime.enter();
     let ended = match cli.command {
         Command::Up(args) => {
-            let settings = args.load(&given, file.as_deref())?;
             if args.is_for_jobs() {
+                let settings = args.load(&given, file.as_deref(), None)?;
                 runtime.block_on(cluster::up(&args, &given, &settings, file.as_deref()))
             } else {
-                runtime.block_on(up::up(settings, adjust_router))
+                let (voice, log) = up::Voice::of_this_command();
+                let settings = args.load(&given, file.as_deref(), log)?;
+                runtime.block_on(up::up(settings, adjust_router, voice))
             }
         }
         Command::Wait(args) => runtime.block_on(cluster::wait(&args, file.as_deref())),

@@ -4,6 +4,7 @@
 //! The first `hostler up` has a router. Others join it, each with an agent of its own.
 
 mod end;
+mod log_file;
 mod record;
 mod wait;
 
@@ -14,6 +15,7 @@ use crate::admin::{connect_to_socket, list_fleet};
 use crate::fleet_state::NOTHING_UP;
 
 pub(crate) use self::end::down;
+pub(crate) use self::log_file::UpLog;
 use self::record::find_records;
 pub(crate) use self::record::{JoinedAgent, PublishedRecord, UpRecord, UpRouter};
 pub(crate) use self::wait::{LocalWaitError, wait};

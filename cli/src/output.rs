@@ -12,12 +12,17 @@ const ESCAPE: char = '\u{1b}';
 /// Prints a line on standard output. Its text is cleaned, because log lines, names and reasons come
 /// from engines, nodes and clients.
 pub(crate) fn say(line: &str) {
-    let _ = writeln!(std::io::stdout(), "{}", without_escapes(line, hide_control));
+    let _ = writeln!(std::io::stdout(), "{}", clean(line));
 }
 
 /// Prints a line on standard error.
 pub(crate) fn complain(line: &str) {
-    let _ = writeln!(std::io::stderr(), "{}", without_escapes(line, hide_control));
+    let _ = writeln!(std::io::stderr(), "{}", clean(line));
+}
+
+/// A text without anything that a terminal would obey.
+pub(crate) fn clean(text: &str) -> String {
+    without_escapes(text, hide_control)
 }
 
 /// Removes everything that a terminal would obey from a text.

@@ -40,9 +40,14 @@ pub(crate) fn router_config(settings: &Settings, adjust: AdjustRouter) -> anyhow
     Ok(config)
 }
 
-/// Prints the addresses for scripts, and what is open for operators.
+/// Prints the addresses for scripts, and logs what is open for operators.
 pub(crate) fn announce(router: &Router) {
-    let (edge, agents, admin) = (router.edge_address(), router.agents_address(), router.admin_address());
+    log_exposures(router);
+    address_lines(router).iter().for_each(|line| say(line));
+}
+
+/// Logs what is open for operators.
+pub(crate) fn log_exposures(router: &Router) {
     for opening in router.exposures() {
         let Exposure { setting, address, description } = opening;
         if opening.is_remote() {
@@ -51,10 +56,16 @@ pub(crate) fn announce(router: &Router) {
             tracing::info!(setting, %address, "open within this host: {description}");
         }
     }
-    say(&format!("edge    {}://{edge}/v1", router.edge_scheme()));
-    say(&format!("agents  {agents}"));
-    say(&format!("admin   {}://{admin}", router.admin_scheme()));
-    if let Some(socket) = router.operators_socket() {
-        say(&format!("socket  {}", socket.display()));
-    }
+}
+
+/// The router's addresses for scripts, that of the edge first.
+pub(crate) fn address_lines(router: &Router) -> Vec<String> {
+    let (edge, agents, admin) = (router.edge_address(), router.agents_address(), router.admin_address());
+    let mut lines = vec![
+        format!("edge    {}://{edge}/v1", router.edge_scheme()),
+        format!("agents  {agents}"),
+        format!("admin   {}://{admin}", router.admin_scheme()),
+    ];
+    lines.extend(router.operators_socket().map(|socket| format!("socket  {}", socket.display())));
+    lines
 }

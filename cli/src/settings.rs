@@ -1,5 +1,6 @@
 //! Settings of each role, and where they are read from.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -82,16 +83,28 @@ impl CommandFlags<'_> {
     /// Merges file, environment and flags, and starts logging. One file may hold the sections of
     /// all roles.
     pub(crate) fn load(&self, file: Option<&Path>, engine: Option<&EngineArgs>) -> anyhow::Result<Settings> {
+        let settings = self.read(file, engine)?;
+        self.start_log(&settings, None)?;
+        Ok(settings)
+    }
+
+    /// Merges file, environment and flags.
+    pub(crate) fn read(&self, file: Option<&Path>, engine: Option<&EngineArgs>) -> anyhow::Result<Settings> {
         let mut settings = Settings::load(&all(), &SettingSources { file, environment: environment(), flags: self.flags })?;
         if let Some(engine) = engine.filter(|engine| !engine.extra.is_empty()) {
             settings.set("agent", "engine_args", engine.extra.clone().into());
         }
+        Ok(settings)
+    }
+
+    /// Starts logging, of a role into this file, if there is one.
+    pub(crate) fn start_log(&self, settings: &Settings, file: Option<File>) -> anyhow::Result<()> {
         let log = settings.section("log")?;
         match self.service {
-            Some(service) => telemetry::init_role(&log, service)?,
+            Some(service) => telemetry::init_role(&log, service, file)?,
             None => telemetry::init(&log)?,
         }
-        Ok(settings)
+        Ok(())
     }
 
     /// Flags of these sections on the command line, as written.

@@ -2,6 +2,7 @@
 //! already, an agent alone, which serves the router of that one.
 
 mod join;
+mod voice;
 
 use std::time::{Duration, Instant};
 
@@ -9,21 +10,25 @@ use anyhow::{Context, bail, ensure};
 use hostler_agent::{AgentConfig, EngineProgram, IfAgentDies, IfEnginesFail};
 use hostler_boot::{ListenError, Settings, Shutdown, this_host};
 use hostler_proto::fleet::v1::Replica;
-use hostler_router::{Router, RouterConfig, StartError};
+use hostler_router::{Router, RouterConfig, StartError, TakeoverError};
+use tokio::task::JoinHandle;
 
 use self::join::{Place, Wish, choose_place, free_gpus, node_name};
+pub(crate) use self::voice::Voice;
 use crate::AdjustRouter;
 use crate::admin::{AdminClient, connect_to_socket, connect_with, list_fleet};
 use crate::agent::prepare_and_run;
 use crate::cluster::name_of_model;
 use crate::local_fleet::{JoinedAgent, LocalFleet, PublishedRecord, UpRecord, UpRouter, find_local_fleets};
-use crate::output::{describe, say};
-use crate::router::{announce, router_config};
+use crate::output::describe;
+use crate::router::{address_lines, log_exposures, router_config};
 use crate::settings::user_key_file;
-use crate::startup_progress::StartupProgress;
 
 /// How often the engines are checked until they are ready.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
+
+/// How often the line about all engines is written anew once they serve.
+const STATUS_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long the router's own agent may take to say which GPUs it has. It asks vLLM for its version
 /// first, which took up to 20 s with a cold disk.
@@ -34,10 +39,13 @@ const GPUS_TIMEOUT: Duration = Duration::from_secs(60);
 const ROUTER_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Serves until a signal, beside a running `hostler up` of this user or with a router of its own.
-pub(crate) async fn up(settings: Settings, adjust_router: AdjustRouter) -> anyhow::Result<()> {
+pub(crate) async fn up(settings: Settings, adjust_router: AdjustRouter, voice: Voice) -> anyhow::Result<()> {
     let mut router_config = router_config(&settings, adjust_router)?;
     if !settings.is_set("router", "agents_listen") {
         router_config.agents_listen = "127.0.0.1:0".into();
+    }
+    if let Some(log) = voice.log().filter(|_| router_config.access_log_file.as_os_str().is_empty()) {
+        router_config.access_log_file = log.to_owned();
     }
     let mut agent_config: AgentConfig = settings.section("agent")?;
     let (key_file, tls_dir) = (user_key_file(&router_config.keys_file), router_config.tls_dir.clone());
@@ -63,7 +71,7 @@ pub(crate) async fn up(settings: Settings, adjust_router: AdjustRouter) -> anyho
     if let Place::Beside(first) = choose_place(&Wish { name: &name, listen }, &fleets)? {
         check_router_settings(&settings, first)?;
         agent_config.join_token_file = token_file;
-        return join_router(agent_config, &engine, name, first.clone()).await;
+        return join_router(agent_config, &engine, name, first.clone(), voice).await;
     }
     let wants_token = !router_config.tls_dir.as_os_str().is_empty();
     let router = match Router::bind(router_config).await {
@@ -72,12 +80,12 @@ pub(crate) async fn up(settings: Settings, adjust_router: AdjustRouter) -> anyho
     };
     let record = UpRouter::of(&router, &key_file, &tls_dir, wants_token)?.context("its router has no socket for operators");
     let _record = publish(record.and_then(|router| UpRecord::of_this_process(name, router, None, is_simulated(&engine))));
-    run_with_router(agent_config, router).await
+    run_with_router(agent_config, router, voice).await
 }
 
 /// Runs both until they have drained: first the router, so that requests finish, then the agent. If
 /// a scheduler presses, both drain at the same time.
-async fn run_with_router(mut agent_config: AgentConfig, router: Router) -> anyhow::Result<()> {
+async fn run_with_router(mut agent_config: AgentConfig, router: Router, voice: Voice) -> anyhow::Result<()> {
     agent_config.router.insert(0, router.agents_address().to_string());
     hostler_boot::raise_file_limit();
     let shutdown = Shutdown::new();
@@ -88,12 +96,27 @@ async fn run_with_router(mut agent_config: AgentConfig, router: Router) -> anyho
         node: None,
     };
     let (admin, key) = (router.admin_address(), router.operator_key().clone());
-    announce(&router);
+    log_exposures(&router);
+    let lines = address_lines(&router);
+    voice.say(&lines[0]);
+    lines[1..].iter().for_each(|line| voice.say_to_scripts(line));
+    say_places(&voice, Some(&format!("{}://{admin}", router.admin_scheme())));
+    let announced = Announced::begin(invitation, voice, &shutdown, async move { connect_with(&admin.to_string(), &key).await });
     // The router already answers while vLLM's version is queried, which takes seconds.
     let router_task = tokio::spawn(router.run(shutdown.clone()));
     let agent_shutdown = shutdown.sibling();
-    let mut agent_task = tokio::spawn(prepare_and_run(agent_config, agent_shutdown.clone()));
-    let invitation = tokio::spawn(async move { invitation.announce(connect_with(&admin.to_string(), &key).await?).await });
+    let agent_task = tokio::spawn(prepare_and_run(agent_config, agent_shutdown.clone()));
+    let ended = until_both_have_ended(router_task, agent_task, &shutdown, &agent_shutdown).await;
+    announced.end().await;
+    ended
+}
+
+async fn until_both_have_ended(
+    router_task: JoinHandle<Result<(), TakeoverError>>,
+    mut agent_task: JoinHandle<anyhow::Result<()>>,
+    shutdown: &Shutdown,
+    agent_shutdown: &Shutdown,
+) -> anyhow::Result<()> {
     tokio::select! {
         // An agent that ends unasked has an error to show.
         ended = &mut agent_task => {
@@ -106,13 +129,22 @@ async fn run_with_router(mut agent_config: AgentConfig, router: Router) -> anyho
         () = agent_shutdown.wait_drain() => shutdown.drain(),
     }
     router_task.await??;
-    invitation.abort();
     agent_shutdown.drain();
     agent_task.await?
 }
 
+/// Says to people where the log and the page are.
+fn say_places(voice: &Voice, page: Option<&str>) {
+    if let Some(page) = page {
+        voice.say_to_people(&format!("page    {page}/, to which `hostler page` lets a browser in"));
+    }
+    if let Some(log) = voice.log() {
+        voice.say_to_people(&format!("log     {}", log.display()));
+    }
+}
+
 /// Runs an agent alone, for the router of a running `hostler up`.
-async fn join_router(mut config: AgentConfig, engine: &EngineProgram, name: String, first: LocalFleet) -> anyhow::Result<()> {
+async fn join_router(mut config: AgentConfig, engine: &EngineProgram, name: String, first: LocalFleet, voice: Voice) -> anyhow::Result<()> {
     let router = first.record.router.clone();
     if router.wants_token {
         ensure!(
@@ -142,12 +174,13 @@ async fn join_router(mut config: AgentConfig, engine: &EngineProgram, name: Stri
         node: Some(agent.node.clone()),
     };
     let _record = publish(UpRecord::of_this_process(name, router.clone(), Some(agent), is_simulated(engine)));
-    say(&format!("edge    {}", router.base_url));
-    say(&format!("socket  {}", router.operators_socket.display()));
-    say(&format!("joined  {}, as node {}", first.describe(), config.node));
-    let announced = tokio::spawn(async move { invitation.announce(connect_to_socket(&router.operators_socket).await?).await });
+    voice.say(&format!("edge    {}", router.base_url));
+    voice.say_to_scripts(&format!("socket  {}", router.operators_socket.display()));
+    voice.say(&format!("joined  {}, as node {}", first.describe(), config.node));
+    say_places(&voice, None);
+    let announced = Announced::begin(invitation, voice, &shutdown, async move { connect_to_socket(&router.operators_socket).await });
     let ended = prepare_and_run(config, shutdown).await;
-    announced.abort();
+    announced.end().await;
     ended
 }
 
@@ -251,25 +284,33 @@ struct Invitation {
 }
 
 impl Invitation {
-    /// Shows how far the engines have come until they serve or have failed, then how to use them.
-    async fn announce(self, mut fleet: AdminClient) -> anyhow::Result<()> {
-        let mut start = StartupProgress::default();
-        let replicas = loop {
-            let mut nodes = list_fleet(&mut fleet).await?.nodes;
-            nodes.retain(|node| self.node.as_ref().is_none_or(|own| *own == node.name));
-            let replicas: Vec<Replica> = nodes.into_iter().flat_map(|node| node.replicas).collect();
-            start.lines(&replicas, Instant::now()).iter().for_each(|line| say(line));
-            if !replicas.is_empty() && replicas.iter().all(|replica| !replica.is_coming()) {
-                break replicas;
+    /// Shows how far the engines have come until they serve or have failed, then how to use them. On a
+    /// screen it goes on.
+    async fn announce(&self, mut fleet: AdminClient, voice: &mut Voice) -> anyhow::Result<()> {
+        let mut is_settled = false;
+        loop {
+            let mut listed = list_fleet(&mut fleet).await?;
+            listed.nodes.retain(|node| self.node.as_ref().is_none_or(|own| *own == node.name));
+            let replicas: Vec<Replica> = listed.nodes.into_iter().flat_map(|node| node.replicas).collect();
+            voice.show(&replicas, &listed.findings);
+            if !is_settled && !replicas.is_empty() && replicas.iter().all(|replica| !replica.is_coming()) {
+                is_settled = true;
+                self.invite(&replicas, voice);
             }
-            tokio::time::sleep(POLL_INTERVAL).await;
-        };
-        let ready: Vec<&Replica> = replicas.iter().filter(|replica| replica.is_ready()).collect();
-        say(&format!("ready   {} of {} replicas", ready.len(), replicas.len()));
-        if let Some(model) = ready.iter().find_map(|replica| replica.model_ids().next()) {
-            say(&self.curl(model));
+            if is_settled && !voice.is_screen() {
+                return Ok(());
+            }
+            tokio::time::sleep(if is_settled { STATUS_INTERVAL } else { POLL_INTERVAL }).await;
         }
-        Ok(())
+    }
+
+    /// Says how many serve, and how to use them.
+    fn invite(&self, replicas: &[Replica], voice: &Voice) {
+        let ready: Vec<&Replica> = replicas.iter().filter(|replica| replica.is_ready()).collect();
+        voice.say(&format!("ready   {} of {} replicas", ready.len(), replicas.len()));
+        if let Some(model) = ready.iter().find_map(|replica| replica.model_ids().next()) {
+            voice.say(&self.curl(model));
+        }
     }
 
     /// A command line that asks this model.
@@ -282,5 +323,40 @@ impl Invitation {
             self.edge,
             body.to_string().replace('\'', "'\\''")
         )
+    }
+}
+
+/// The task that speaks while this process serves.
+struct Announced(JoinHandle<()>);
+
+impl Announced {
+    fn begin(
+        invitation: Invitation,
+        mut voice: Voice,
+        shutdown: &Shutdown,
+        connect: impl Future<Output = anyhow::Result<AdminClient>> + Send + 'static,
+    ) -> Self {
+        let shutdown = shutdown.clone();
+        Self(tokio::spawn(async move {
+            let announce = async {
+                let ended = async { invitation.announce(connect.await?, &mut voice).await }.await;
+                if let Err(error) = ended {
+                    tracing::warn!(error = %describe(&error), "what the engines do is shown no longer");
+                }
+            };
+            tokio::select! {
+                () = shutdown.wait_drain() => {}
+                () = announce => shutdown.wait_drain().await,
+            }
+            voice.leave();
+            std::future::pending::<()>().await;
+        }))
+    }
+
+    /// Removes the lines that change.
+    async fn end(self) {
+        self.0.abort();
+        // It was just aborted.
+        let _ = self.0.await;
     }
 }

@@ -1,13 +1,21 @@
 """What a person does with `hostler up` on one machine: end it, wait for it, reach it, follow its log, start it twice or wrongly."""
 
 import json
+import os
+import pty
+import re
+import select
+import shutil
 import subprocess
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx2
 import pytest
 
 from processes import Process, binary, environment, free_port, wait_until
+from terminal import Screen
 
 # On a machine that is busy, in seconds.
 START, END = 60, 60
@@ -249,3 +257,70 @@ def test_a_log_is_followed_and_each_line_is_said_once(tmp_path, runtime):
     follower.kill()
     up.child.terminate()
     assert up.child.wait(END) == 0
+
+
+def shown_on_a_terminal(tmp_path, runtime: dict[str, str], variables: dict[str, str]) -> bytes:
+    """All bytes that `hostler up` writes to a terminal until its engine serves."""
+    ours, theirs = pty.openpty()
+    arguments = ["up", "--engine", "simulated", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]
+    variables = environment() | runtime | {"XDG_STATE_HOME": str(tmp_path), "TERM": "xterm-256color"} | variables
+    up = subprocess.Popen([binary(), *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env=variables, start_new_session=True)
+    os.close(theirs)
+    written = b""
+    while b"curl -N" not in written:
+        readable, _, _ = select.select([ours], [], [], START)
+        assert readable, written
+        written += os.read(ours, 4096)
+    up.terminate()
+    assert up.wait(END) == 0
+    os.close(ours)
+    return written
+
+
+def test_colours_are_left_out_where_nobody_wants_them(tmp_path, runtime):
+    colour = re.compile(rb"\x1b\[[0-9;]*m")
+    assert colour.search(shown_on_a_terminal(tmp_path, runtime, {}))
+    plain = shown_on_a_terminal(tmp_path, runtime, {"NO_COLOR": "1"})
+    # Sequences that set an attribute back do no harm.
+    assert not [found for found in colour.findall(plain) if found != b"\x1b[0m"]
+
+
+@pytest.mark.skipif(not shutil.which("tmux"), reason="there is no tmux here")
+def test_a_terminal_shows_a_few_lines_and_the_log_is_in_a_file(tmp_path, runtime):
+    state = tmp_path / "state"
+    options = "--engine simulated --replicas 2 --listen 127.0.0.1:0 --admin-listen 127.0.0.1:0"
+    # The shell outlives Ctrl-C and says how the command ended.
+    script = f"trap : INT; {binary()} up {options} -- --served-model-name quiet --sim-start-ms 3000; echo exit $?; sleep 600"
+    folder = Path(tempfile.mkdtemp(prefix="hostler-"))
+    screen = Screen(folder, script, runtime | {"XDG_STATE_HOME": str(state)})
+    try:
+        screen.wait("/0  \N{BOX DRAWINGS HEAVY HORIZONTAL}", "loading weights", "starting  2 replicas", seconds=START)
+        ready = screen.wait("serving  2 of 2 replicas; 0 requests in flight", seconds=START)
+        assert "ready   2 of 2 replicas" in ready and "curl -N http" in ready and "page    http" in ready, ready
+        assert "INFO" not in ready and "loading" not in ready and len(ready.strip().splitlines()) <= 10, ready
+        edge = re.search(r"edge +(http\S+)", ready)[1]
+        assert answers(edge, "quiet")
+        screen.wait("1 answered")
+        (log,) = (state / "hostler" / "up").glob("*.log")
+        assert f"/{log.name}" in screen.text("-J")
+        wait_until(lambda: "/v1/completions" in log.read_text(), START, "the access log is there")
+        assert "engine is ready" in log.read_text()
+        screen.press("C-c")
+        ended = screen.wait("exit 0", seconds=END)
+        assert "serving" not in ended and "leaving" not in ended, ended
+    finally:
+        screen.end()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.skipif(not shutil.which("tmux"), reason="there is no tmux here")
+def test_a_terminal_shows_why_no_engine_starts(tmp_path, runtime):
+    options = "--engine simulated --listen 127.0.0.1:0 --admin-listen 127.0.0.1:0"
+    folder = Path(tempfile.mkdtemp(prefix="hostler-"))
+    screen = Screen(folder, f"{binary()} up {options} -- --no-such-flag; echo exit $?; sleep 600", runtime | {"XDG_STATE_HOME": str(tmp_path)})
+    try:
+        ended = screen.wait("exit 4", "error: no engine of this agent can be started", "--no-such-flag", seconds=START)
+        assert "INFO" not in ended, ended
+    finally:
+        screen.end()
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,5 +1,6 @@
 //! `hostler up` with a number of nodes: adds an entry to the fleet, whose nodes are batch jobs.
 
+use std::fs::File;
 use std::path::Path;
 use std::time::Duration;
 
@@ -97,9 +98,11 @@ impl LocalArgs {
 }
 
 impl UpArgs {
-    /// Loads the settings, with the model named here.
-    pub(crate) fn load(&self, given: &CommandFlags<'_>, file: Option<&Path>) -> anyhow::Result<Settings> {
-        let mut settings = given.load(file, Some(&self.engine))?;
+    /// Loads the settings, with the model named here, and starts logging, into this file if there is
+    /// one.
+    pub(crate) fn load(&self, given: &CommandFlags<'_>, file: Option<&Path>, log: Option<File>) -> anyhow::Result<Settings> {
+        let mut settings = given.read(file, Some(&self.engine))?;
+        given.start_log(&settings, log)?;
         if let Some(model) = &self.model {
             settings.set("agent", "model", model.clone().into());
         }

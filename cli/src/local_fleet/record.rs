@@ -108,9 +108,7 @@ impl UpRecord {
     /// # Errors
     /// When there is no folder of the user's own, or it takes no file.
     pub(crate) fn publish(&self) -> anyhow::Result<PublishedRecord> {
-        let folder = folder().context("there is no home folder: set XDG_STATE_HOME")?;
-        DirBuilder::new().recursive(true).mode(0o700).create(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-        let file = folder.join(format!("{}-{}.json", self.host, self.pid));
+        let file = make_folder()?.join(format!("{}-{}.json", self.host, self.pid));
         write_private(&file, &serde_json::to_vec(self)?)?;
         Ok(PublishedRecord(file))
     }
@@ -167,6 +165,13 @@ pub(super) async fn find_records() -> Vec<UpRecord> {
     }
     found.sort_by_key(|record| record.pid);
     found
+}
+
+/// The folder of records and logs, which is made where it is missing.
+pub(super) fn make_folder() -> anyhow::Result<PathBuf> {
+    let folder = folder().context("there is no home folder: set XDG_STATE_HOME")?;
+    DirBuilder::new().recursive(true).mode(0o700).create(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    Ok(folder)
 }
 
 fn folder() -> Option<PathBuf> {
