@@ -15,6 +15,9 @@ use crate::settings::EngineArgs;
 /// The options of `hostler plan`, beside the agent's settings.
 #[derive(Debug, Args)]
 pub(crate) struct PlanArgs {
+    /// The model: a folder, or a name on Hugging Face.
+    #[arg(id = "MODEL", conflicts_with = "model")]
+    pub(crate) model: Option<String>,
     /// Plan for these GPUs instead of this host's: `4x80` is four of 80 GiB, `2x3g.40gb` two MIG
     /// slices; commas separate kinds.
     #[arg(long = "gpus", value_name = "COUNTxSIZE")]
@@ -34,7 +37,10 @@ pub(crate) struct PlanArgs {
 
 /// Prints the plan; fails with the arithmetic if the model does not fit.
 pub(crate) async fn plan(settings: &Settings, args: &PlanArgs) -> anyhow::Result<()> {
-    let config: AgentConfig = settings.section("agent")?;
+    let mut config: AgentConfig = settings.section("agent")?;
+    if let Some(model) = &args.model {
+        config.model.clone_from(model);
+    }
     let described = args.described_gpus.as_deref().map(|text| parse_gpus(text, args.nvlink.unwrap_or(0))).transpose().context("--gpus")?;
     let release =
         |text: &String| VllmVersion::parse(text).with_context(|| format!("--vllm-version {text:?} is no version, such as 0.32.0"));

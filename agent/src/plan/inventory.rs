@@ -9,13 +9,14 @@ use hostler_boot::program::find_program;
 
 use super::described_gpus::DescribedGpus;
 use super::host_resources::{CPUS_PER_ENGINE, SHARED_BYTES_PER_ENGINE};
-use super::{HostResources, Plan, PlanError, PlanInput, front_end, make_plan};
+use super::{HostResources, Plan, PlanError, PlanInput, front_end, hub, make_plan};
 use crate::AgentError;
 use crate::config::{AgentConfig, EngineKind};
 use crate::gpu::{Gpu, NvlinkTopology};
 use crate::host::{self, EngineProgram, Host, HostError};
 use crate::prompt_files;
 use crate::vllm::EngineTraces;
+use crate::vllm::arguments::expand_config_file;
 use crate::vllm::parsers::InstalledParsers;
 use crate::vllm::releases::{NEWEST_KNOWN, RUST_FRONT_END_SINCE};
 use crate::vllm::version::{self, InstalledVllm, VllmVersion, VllmVersionError};
@@ -63,6 +64,10 @@ pub async fn plan_inventory(found: Inventory, config: AgentConfig) -> Result<Pla
         Some(binary) if parsers != InstalledParsers::Assumed => InstalledParsers::of_rust_front_end(binary).await,
         _ => parsers.clone(),
     };
+    let downloads = prompt_files::hub_cache(|name| std::env::var_os(name));
+    if let Some(interpreter) = installed.as_ref().and_then(|installed| installed.interpreter.as_deref()) {
+        fetch_description(interpreter, &config, &downloads).await;
+    }
     let planned = tokio::task::spawn_blocking(move || {
         let traces = match engine {
             EngineProgram::Simulated { .. } | EngineProgram::Attached { .. } => EngineTraces::Unasked,
@@ -78,11 +83,24 @@ pub async fn plan_inventory(found: Inventory, config: AgentConfig) -> Result<Pla
             traces: &traces,
             parsers: &parsers,
             rust_parsers: &rust_parsers,
-            downloads: &prompt_files::hub_cache(|name| std::env::var_os(name)),
+            downloads: &downloads,
         };
         make_plan(&ground, &config)
     });
     planned.await.expect("planning does not panic")
+}
+
+/// Fetches the small files of a model that is not downloaded yet. Without them, the engine starts with
+/// its own defaults.
+async fn fetch_description(interpreter: &Path, config: &AgentConfig, downloads: &Path) {
+    let arguments = expand_config_file(&config.engine_args);
+    if !hub::may_fetch(&config.model, &arguments, downloads, |name| std::env::var_os(name)) {
+        return;
+    }
+    tracing::info!(model = config.model, "fetching the model's description: it is not downloaded yet");
+    if let Err(error) = hub::fetch(interpreter, &config.model, &arguments).await {
+        tracing::warn!(model = config.model, %error, "the model's description cannot be fetched, so nothing can be computed for it");
+    }
 }
 
 /// Assumptions of a preview in place of this host.

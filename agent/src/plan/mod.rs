@@ -8,6 +8,7 @@ mod error;
 mod flags;
 mod front_end;
 mod host_resources;
+mod hub;
 mod inventory;
 mod layout;
 mod memory;

@@ -77,7 +77,7 @@ impl ModelFacts {
         let revision = value_of(arguments, "--revision");
         let Some(folder) = prompt_files::resolve_folder(model, revision, downloads) else {
             let because = format!(
-                "it is neither a folder nor downloaded to {}, so nothing can be computed: `hf download {model}` first, or decide with --tp",
+                "it is neither a folder nor downloaded to {}, so nothing can be computed: `hf download {model} config.json` first, or decide with --tp",
                 downloads.display()
             );
             return ModelInfo::Unknown { because };

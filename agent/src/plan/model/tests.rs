@@ -177,7 +177,7 @@ fn an_unreadable_model_is_unknown_with_a_reason() {
         ModelInfo::Unknown { because } => because,
         ModelInfo::Known(facts) => panic!("{facts:?}"),
     };
-    assert!(because("org/name").contains("`hf download org/name` first, or decide with --tp"));
+    assert!(because("org/name").contains("`hf download org/name config.json` first, or decide with --tp"));
     let broken = folder_with(&[("config.json", "{")]);
     assert!(because(broken.path().to_str().unwrap()).contains("is not JSON"));
     let other = folder_with(&[("config.json", "{}")]);

@@ -1,0 +1,114 @@
+//! Description of a model that is named as on Hugging Face and not downloaded yet: its small files,
+//! without which no size, context or parser can be chosen.
+//!
+//! They are fetched by the engine's own Python, so that mirrors, proxies, tokens and the offline
+//! variables of `huggingface_hub` count as they do for the engine.
+
+use std::ffi::OsString;
+use std::io;
+use std::path::Path;
+use std::process::Output;
+use std::time::Duration;
+
+use hostler_boot::program::run_to_end;
+use tokio::process::Command;
+
+use crate::prompt_files::resolve_folder;
+use crate::vllm::arguments::{EngineArguments, value_of};
+
+/// Time limit. The files have some 20 MB, and without a network the library gives up after 10 s for
+/// each attempt.
+const FETCH_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Variables with which nothing is fetched, or from elsewhere.
+const OTHER_SOURCES: [&str; 3] = ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "VLLM_USE_MODELSCOPE"];
+
+/// Fetches a repository's small files: name and revision are its arguments.
+const FETCH_SCRIPT: &str = "\
+import sys
+from huggingface_hub import snapshot_download
+snapshot_download(sys.argv[1], revision=sys.argv[2] or None, allow_patterns=['*.json', '*.jinja', '*.model', 'tokenizer*'])";
+
+#[derive(Debug, thiserror::Error)]
+pub(super) enum FetchError {
+    #[error("cannot start {0}: {1}")]
+    Start(String, io::Error),
+    #[error("it took longer than {} s", FETCH_TIMEOUT.as_secs())]
+    Timeout,
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// Whether the description may be fetched: the name is one of Hugging Face's, is found nowhere here,
+/// and no setting says that it comes from elsewhere.
+pub(super) fn may_fetch(model: &str, arguments: &[String], downloads: &Path, variable: impl Fn(&str) -> Option<OsString>) -> bool {
+    let is_name = |part: &str| {
+        !part.is_empty() && !part.starts_with('.') && part.chars().all(|letter| letter.is_ascii_alphanumeric() || "-_.".contains(letter))
+    };
+    let is_set = |name: &str| variable(name).is_some_and(|value| !value.is_empty() && value != "0");
+    model.split('/').count() == 2
+        && model.split('/').all(is_name)
+        && !OTHER_SOURCES.into_iter().any(is_set)
+        && !EngineArguments(arguments).has("--download-dir")
+        && !Path::new(model).exists()
+        && resolve_folder(model, value_of(arguments, "--revision"), downloads).is_none()
+}
+
+/// Fetches the description into the folder of downloaded models, where the engine looks, too.
+///
+/// # Errors
+/// In the library's own words, such as that the model is gated.
+pub(super) async fn fetch(interpreter: &Path, model: &str, arguments: &[String]) -> Result<(), FetchError> {
+    let mut command = Command::new(interpreter);
+    command.args(["-c", FETCH_SCRIPT, model, value_of(arguments, "--revision").unwrap_or_default()]);
+    match run_to_end(command, b"", FETCH_TIMEOUT).await {
+        Err(error) => Err(FetchError::Start(interpreter.display().to_string(), error)),
+        Ok(None) => Err(FetchError::Timeout),
+        Ok(Some(Output { status, .. })) if status.success() => Ok(()),
+        Ok(Some(Output { stderr, .. })) => Err(FetchError::Refused(last_line(&String::from_utf8_lossy(&stderr)))),
+    }
+}
+
+fn last_line(output: &str) -> String {
+    output.lines().rev().map(str::trim).find(|line| !line.is_empty()).unwrap_or("it said nothing").to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn only_what_is_named_as_on_hugging_face_and_is_not_here_is_fetched() {
+        let cache = tempfile::tempdir().unwrap();
+        let may = |model: &str, flags: &[&str], offline: bool| {
+            let flags: Vec<String> = flags.iter().map(|flag| (*flag).to_owned()).collect();
+            may_fetch(model, &flags, cache.path(), |name| (offline && name == "HF_HUB_OFFLINE").then(|| "1".into()))
+        };
+        assert!(may("org/Model-8B.v2", &[], false));
+        for other in ["/models/m", "./m", "model", "a/b/c", "../m", "org/-c;rm", "org/", ".x/y"] {
+            assert!(!may(other, &[], false), "{other}");
+        }
+        assert!(!may("org/model", &[], true) && !may("org/model", &["--download-dir", "/d"], false));
+        let snapshot = cache.path().join("models--org--here/snapshots/abc");
+        fs::create_dir_all(&snapshot).unwrap();
+        fs::create_dir_all(cache.path().join("models--org--here/refs")).unwrap();
+        fs::write(cache.path().join("models--org--here/refs/main"), "abc").unwrap();
+        assert!(!may("org/here", &[], false) && may("org/here", &["--revision", "v2"], false));
+    }
+
+    #[tokio::test]
+    async fn the_library_is_given_name_and_revision_and_its_last_words_are_the_error() {
+        let place = tempfile::tempdir().unwrap();
+        let python = place.path().join("python");
+        fs::write(&python, "#!/bin/sh\nshift 2\necho \"$@\" > \"$(dirname \"$0\")/asked\"\necho Traceback >&2\necho 'GatedRepoError: ask first' >&2\n[ \"$2\" = v2 ]\n").unwrap();
+        fs::set_permissions(&python, fs::Permissions::from_mode(0o755)).unwrap();
+        let error = fetch(&python, "org/model", &[]).await.unwrap_err();
+        assert_eq!(error.to_string(), "GatedRepoError: ask first");
+        fetch(&python, "org/model", &["--revision=v2".to_owned()]).await.unwrap();
+        assert_eq!(fs::read_to_string(place.path().join("asked")).unwrap(), "org/model v2\n");
+        assert!(matches!(fetch(Path::new("/nonexistent"), "org/model", &[]).await, Err(FetchError::Start(..))));
+    }
+}
