@@ -5,6 +5,7 @@
 //! printed with the numbers.
 
 mod arithmetic;
+mod time_spent;
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -15,6 +16,7 @@ use serde_json::json;
 use crate::admin::{AdminArgs, connect, status_error};
 use crate::output::{Side, say, table};
 use arithmetic::{figure, milliseconds};
+use time_spent::time_spent;
 
 #[derive(Debug, Args)]
 pub(crate) struct ExplainArgs {
@@ -53,6 +55,7 @@ pub(crate) async fn explain(args: &ExplainArgs) -> anyhow::Result<()> {
 
 fn text(decision: &Decision) -> Vec<String> {
     let mut lines = headline(decision);
+    lines.extend(decision.scored.get(decision.chosen as usize).and_then(|chosen| time_spent(decision, chosen)));
     let mut order: Vec<(usize, &Scored)> = decision.scored.iter().enumerate().collect();
     let is_chosen = |index: usize| u32::try_from(index) == Ok(decision.chosen);
     order.sort_by(|(left, one), (right, other)| is_chosen(*right).cmp(&is_chosen(*left)).then_with(|| total(one).total_cmp(&total(other))));

@@ -91,7 +91,7 @@ fn the_chosen_replica_comes_first_and_others_by_cost() {
     let text = lines.join("\n");
     assert!(lines[0].starts_with("2023-11-14T22:13:20.123Z  00000000000000ab  /v1/chat/completions  model m"), "{text}");
     assert!(lines[2].starts_with("the cheapest of 3 candidates; utilisation of the fleet 0.500"), "{text}");
-    let rows: Vec<&String> = lines.iter().skip(4).take(4).collect();
+    let rows: Vec<&String> = lines.iter().skip(5).take(4).collect();
     assert!(rows[0].contains("REPLICA") && rows[1].starts_with("*  n1/0"), "{text}");
     assert!(rows[2].contains("n2/0") && rows[3].contains("n0/0"), "{text}");
     assert!(text.contains("first token") && text.contains("42.10 ms") && text.contains("1008 of 1264"), "{text}");
