@@ -92,7 +92,7 @@ const GROUPS: [Group; 5] = [
 /// Flags that `-h` shows of commands that have a flag for each setting, under their headings.
 const MAIN_FLAGS: [(&str, &str, &[&str]); 10] = [
     ("up", "This machine", &["port", "listen", "api_key", "gpus", "replicas", "tp", "attach"]),
-    ("up", CLUSTER, &["nodes", "walltime", "detach"]),
+    ("up", CLUSTER, &["nodes", "walltime"]),
     ("plan", "Engines", &["model", "replicas", "tp", "profile"]),
     ("router", "Addresses", &["listen", "agents_listen", "admin_listen"]),
     ("router", "Who may call", &["keys_file", "tls_cert", "tls_key", "tls_dir", "allow_plain_text"]),

@@ -232,7 +232,8 @@ fn exit_code(error: &anyhow::Error) -> ExitCode {
     let of_batch = || error.downcast_ref::<BatchError>().map(BatchError::exit_code);
     let of_watch = || error.downcast_ref::<cluster::WatchError>().map(cluster::WatchError::exit_code);
     let of_wait = || error.downcast_ref::<local_fleet::LocalWaitError>().map(local_fleet::LocalWaitError::exit_code);
-    of_agent().or_else(of_batch).or_else(of_watch).or_else(of_wait).map_or(ExitCode::FAILURE, ExitCode::from)
+    let of_detached = || error.downcast_ref::<up::EndedInBackground>().map(up::EndedInBackground::exit_code);
+    of_agent().or_else(of_batch).or_else(of_watch).or_else(of_wait).or_else(of_detached).map_or(ExitCode::FAILURE, ExitCode::from)
 }
 
 /// Whether the command line asks for the help of `hostler up` with batch jobs, which take no flags
@@ -308,7 +309,11 @@ fn run(mut cli: Cli, given: CommandFlags<'_>, adjust_router: AdjustRouter) -> an
             if args.is_for_jobs() {
                 let settings = args.load(&given, file.as_deref(), None)?;
                 runtime.block_on(cluster::up(&args, &given, &settings, file.as_deref()))
+            } else if args.detaches() {
+                args.load(&given, file.as_deref(), None)?;
+                runtime.block_on(up::detach())
             } else {
+                args.leave_terminal()?;
                 let (voice, log) = up::Voice::of_this_command();
                 let settings = args.load(&given, file.as_deref(), log)?;
                 runtime.block_on(up::up(settings, adjust_router, voice))

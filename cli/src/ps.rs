@@ -86,7 +86,7 @@ fn lines(nodes: &[Node]) -> Vec<String> {
             if cache.exact { format!("exact {}", cache.blocks) } else { "text".into() },
             load.served.to_string(),
             state.restarts.to_string(),
-            state.engine_version.clone(),
+            replica.engine_words(),
             remark(replica),
         ]);
     }

@@ -1,6 +1,7 @@
 //! `hostler up` without jobs: a router and an agent in one process, for one machine. Where one runs
 //! already, an agent alone, which serves the router of that one.
 
+mod detach;
 mod join;
 mod voice;
 
@@ -13,6 +14,7 @@ use hostler_proto::fleet::v1::Replica;
 use hostler_router::{Router, RouterConfig, StartError, TakeoverError};
 use tokio::task::JoinHandle;
 
+pub(crate) use self::detach::{EndedInBackground, detach};
 use self::join::{Place, Wish, choose_place, free_gpus, node_name};
 pub(crate) use self::voice::Voice;
 use crate::AdjustRouter;
@@ -52,6 +54,9 @@ pub(crate) async fn up(settings: Settings, adjust_router: AdjustRouter, voice: V
     let token_file = agent_config.join_token_file.clone();
     apply_local_tls(&settings, &mut router_config, &mut agent_config);
     let engine = hostler_agent::check_engine(&agent_config)?;
+    if is_simulated(&engine) {
+        voice.say("engine  simulated: its words mean nothing; `hostler up MODEL` serves a model");
+    }
     if agent_config.if_agent_dies == IfAgentDies::Auto {
         // Engines that a person starts in a terminal end with it.
         agent_config.if_agent_dies = IfAgentDies::Kill;
@@ -168,11 +173,7 @@ async fn join_router(mut config: AgentConfig, engine: &EngineProgram, name: Stri
     let shutdown = Shutdown::new();
     let _signals = shutdown.install_signal_handlers(hostler_agent::signal_source(&config))?;
     let agent = JoinedAgent { node: config.node.clone(), gpus };
-    let invitation = Invitation {
-        edge: router.base_url.trim_end_matches("/v1").to_owned(),
-        wants_keys: router.key_file.is_some(),
-        node: Some(agent.node.clone()),
-    };
+    let invitation = Invitation::to(&router, Some(agent.node.clone()));
     let _record = publish(UpRecord::of_this_process(name, router.clone(), Some(agent), is_simulated(engine)));
     voice.say(&format!("edge    {}", router.base_url));
     voice.say_to_scripts(&format!("socket  {}", router.operators_socket.display()));
@@ -284,6 +285,11 @@ struct Invitation {
 }
 
 impl Invitation {
+    /// To this router, and to the engines of this node.
+    fn to(router: &UpRouter, node: Option<String>) -> Self {
+        Self { edge: router.base_url.trim_end_matches("/v1").to_owned(), wants_keys: router.key_file.is_some(), node }
+    }
+
     /// Shows how far the engines have come until they serve or have failed, then how to use them. On a
     /// screen it goes on.
     async fn announce(&self, mut fleet: AdminClient, voice: &mut Voice) -> anyhow::Result<()> {

@@ -81,6 +81,14 @@ impl Replica {
         self.state().models.iter().map(|model| model.id.as_str())
     }
 
+    /// The engine's release, and that it is simulated; empty before it has said its release.
+    #[must_use]
+    pub fn engine_words(&self) -> String {
+        let ReplicaState { engine_version, is_simulated, .. } = self.state();
+        let parts = [engine_version.as_str(), if *is_simulated { "simulated" } else { "" }];
+        parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" ")
+    }
+
     /// First line of the reason for the phase.
     #[must_use]
     pub fn first_reason(&self) -> &str {

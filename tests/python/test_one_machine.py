@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from processes import Process, binary, environment, free_port, wait_until
+from processes import Process, binary, environment, free_port, running, wait_until
 from terminal import Screen
 
 # On a machine that is busy, in seconds.
@@ -255,6 +255,39 @@ def test_a_log_is_followed_and_each_line_is_said_once(tmp_path, runtime):
     wait_until(lambda: len(lives()) == 2, START, "the second life is followed")
     assert len(set(lives())) == 2
     follower.kill()
+    up.child.terminate()
+    assert up.child.wait(END) == 0
+
+
+def test_detach_leaves_a_model_in_the_background_until_it_is_ended(tmp_path, runtime):
+    variables = runtime | {"XDG_STATE_HOME": str(tmp_path)}
+    options = ["--engine", "simulated", "--replicas", "1", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--detach"]
+    said = run(variables, "up", *options, "--", "--served-model-name", "one-machine-detached")
+    assert said.returncode == 0, said
+    edge = re.search(r"^edge +(\S+)$", said.stdout, re.MULTILINE)[1]
+    assert answers(edge, "one-machine-detached")
+    assert "curl -N " in said.stdout and "`hostler down one-machine-detached` ends it" in said.stdout, said.stdout
+    (log,) = (tmp_path / "hostler" / "up").glob("*.log")
+    assert str(log) in said.stdout and "engine is ready" in log.read_text()
+    pid = int(re.search(r"as process (\d+)", said.stdout)[1])
+    assert os.getsid(pid) == pid, "it has left the terminal"
+    assert run(variables, "down", "one-machine-detached").returncode == 0
+    assert not [one for one in running() if one.pid == pid]
+
+
+def test_detach_says_why_nothing_serves(tmp_path, runtime):
+    variables = runtime | {"XDG_STATE_HOME": str(tmp_path)}
+    options = ["--engine", "simulated", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--detach"]
+    said = run(variables, "up", *options, "--", "--no-such-flag")
+    assert said.returncode == 4 and "error: no engine of this agent can be started" in said.stderr, said
+    assert "--no-such-flag" in said.stderr and "INFO" not in said.stderr, said
+
+
+def test_simulated_engines_are_said_first_and_in_ps(tmp_path, runtime):
+    up, _ = start(tmp_path, runtime, "one-machine-simulated")
+    assert up.lines[0].startswith("engine  simulated: its words mean nothing"), up.lines
+    shown = run(runtime, "ps", "--admin", up.printed("socket", START)).stdout.splitlines()
+    assert [line.endswith(" simulated") for line in shown if "/0 " in line] == [True], shown
     up.child.terminate()
     assert up.child.wait(END) == 0
 

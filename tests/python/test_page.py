@@ -90,7 +90,7 @@ def has(selector: str, text: str) -> str:
 def test_a_browser_is_let_in_once_and_stays_in(up, browser):
     once = address(up)
     browser.open(once)
-    browser.wait(has("#health", "2 of 2 replicas ready"))
+    browser.wait(has("#health", "2 of 2 replicas ready · simulated"))
     assert browser.evaluate("location.href").endswith(f"{once.split('/#')[0]}/"), "the token is out of sight"
     assert browser.evaluate("document.cookie") == ""
     browser.call("Page.reload")

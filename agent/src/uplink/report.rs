@@ -203,6 +203,7 @@ fn state(replica: &Replica, status: EngineStatus) -> wire::ReplicaState {
         }),
         start: status.start.as_deref().map(past_start),
         is_standby: replica.traits.is_standby,
+        is_simulated: setup.simulated,
     }
 }
 

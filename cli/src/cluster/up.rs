@@ -55,9 +55,15 @@ pub(crate) struct UpArgs {
     /// Print what would be submitted, and start nothing.
     #[arg(long, requires = "size", hide_short_help = true, help_heading = CLUSTER)]
     dry_run: bool,
-    /// Do not wait until it serves; `hostler wait` does.
-    #[arg(long, requires = "size", conflicts_with = "dry_run")]
+    /// Leave it, once it serves, in the background.
+    ///
+    /// From this machine it serves in the background, without a terminal. Jobs are not waited for;
+    /// `hostler wait` does that.
+    #[arg(long, conflicts_with = "dry_run")]
     detach: bool,
+    /// This process is in the background; `--detach` has started it.
+    #[arg(long, hide = true, conflicts_with_all = ["nodes", "max", "detach"])]
+    background: bool,
     #[command(flatten)]
     engine: EngineArgs,
 }
@@ -113,6 +119,19 @@ impl UpArgs {
     /// Whether batch jobs are to serve the model.
     pub(crate) fn is_for_jobs(&self) -> bool {
         self.size().is_some()
+    }
+
+    /// Whether this machine is to serve the model in the background.
+    pub(crate) fn detaches(&self) -> bool {
+        self.detach && !self.is_for_jobs()
+    }
+
+    /// Gives this process a session of its own, if it is in the background.
+    pub(crate) fn leave_terminal(&self) -> anyhow::Result<()> {
+        if self.background {
+            rustix::process::setsid().context("a shell's own job cannot have a session of its own: --detach starts it")?;
+        }
+        Ok(())
     }
 
     fn size(&self) -> Option<FleetSize> {

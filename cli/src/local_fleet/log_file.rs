@@ -28,10 +28,24 @@ impl UpLog {
         let folder = make_folder()?;
         let prefix = format!("{}-", this_host());
         remove_old(&folder, &prefix, |pid| Path::new(&format!("/proc/{pid}")).exists());
-        let path = folder.join(format!("{prefix}{}.log", std::process::id()));
+        let path = folder.join(file_name(std::process::id()));
         let file = OpenOptions::new().create(true).append(true).mode(0o600).open(&path);
         Ok(Self { file: file.with_context(|| format!("cannot write {}", path.display()))?, path })
     }
+
+    /// Names it after another process, which writes it. Returns its path.
+    ///
+    /// # Errors
+    /// When the file cannot be renamed.
+    pub(crate) fn give_to(self, pid: u32) -> anyhow::Result<PathBuf> {
+        let named = self.path.with_file_name(file_name(pid));
+        fs::rename(&self.path, &named).with_context(|| format!("cannot rename {}", self.path.display()))?;
+        Ok(named)
+    }
+}
+
+fn file_name(pid: u32) -> String {
+    format!("{}-{pid}.log", this_host())
 }
 
 /// Removes logs with this prefix whose process has ended, but for the newest.

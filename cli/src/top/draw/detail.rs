@@ -58,7 +58,8 @@ pub(super) fn draw_detail(buffer: &mut Buffer, area: Rect, model: &TopModel, (sh
 /// State of the replica, the reason for it, and its node.
 fn state_lines(node: &Node, replica: &Replica, area: Rect, palette: Palette) -> Vec<Line<'static>> {
     let (state, phase) = (replica.state(), replica.phase());
-    let engine = if state.engine_version.is_empty() { String::new() } else { format!("  engine {}", state.engine_version) };
+    let engine =
+        Some(replica.engine_words()).filter(|words| !words.is_empty()).map(|words| format!("  engine {words}")).unwrap_or_default();
     let process = if state.engine_pid == 0 { String::new() } else { format!("  process {}", state.engine_pid) };
     let models: Vec<&str> = replica.model_ids().collect();
     let mut lines = vec![Line::from(vec![

@@ -76,7 +76,8 @@ function drawHealth() {
   const ready = all.filter(serves).length;
   const troubles = { "answers-fail": "requests fail", "first-tokens-slow": "first tokens are slow" };
   const trouble = model.totals.findings.map(({ kind }) => troubles[kind] ?? kind).join(", ");
-  const words = all.length === 0 ? "no replica yet" : `${ready} of ${plural(all.length, "replica")} ready`;
+  const simulated = all.some(({ replica }) => replica.is_simulated) ? " · simulated" : "";
+  const words = all.length === 0 ? "no replica yet" : `${ready} of ${plural(all.length, "replica")} ready${simulated}`;
   setText(byId("health"), trouble ? `${trouble} · ${words}` : words);
   const phase = all.length === 0 ? "starting" : ready === all.length ? "ready" : ready === 0 ? "failed" : "draining";
   setAttribute(byId("health"), "data-phase", trouble ? "failed" : phase);

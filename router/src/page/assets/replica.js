@@ -84,7 +84,7 @@ function replicaContent({ node, replica }) {
       ["Preemptions", count(replica.preemptions)],
       ["Streams moved away", count(replica.streams_moved)],
       ["Starts after the first", String(replica.restarts)],
-      ["Engine", [replica.engine_version, launch?.profile].filter(Boolean).join(", ")],
+      ["Engine", [replica.engine_version, replica.is_simulated && "simulated: its words mean nothing", launch?.profile].filter(Boolean).join(", ")],
       ["Started", startWords(replica.start)],
       ["Longest context", launch?.max_model_len ? `${count(launch.max_model_len)} tokens` : ""],
       ["Runs on", replica.gpus.map((gpu) => `${gpu.name}: ${gpuWords(gpu)}`).join("; ") || replica.gpu || "CPU"],
