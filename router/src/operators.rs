@@ -109,13 +109,7 @@ impl fleet_server::Fleet for Operators {
 
     async fn logs(&self, request: Request<LogsRequest>) -> Result<Response<LogsResponse>, Status> {
         let LogsRequest { replica, lines } = request.into_inner();
-        let view = self.fleet.view().clone();
-        let (directives, indices, _) = find_target(&view, &replica)?;
-        let [index] = indices[..] else {
-            return Err(Status::invalid_argument(format!("{replica} is a node; name one of its replicas, such as {replica}/0")));
-        };
-        let (lines, end) = directives.logs(index, lines.clamp(1, MAX_LOG_LINES)).await?;
-        Ok(Response::new(LogsResponse { lines, end }))
+        Ok(Response::new(self.engine_log(&replica, lines).await?))
     }
 
     async fn past(&self, request: Request<PastRequest>) -> Result<Response<PastResponse>, Status> {
@@ -210,6 +204,17 @@ impl Operators {
         tenants.sort_by(|one, other| other.in_flight.cmp(&one.in_flight).then_with(|| one.name.cmp(&other.name)));
         tenants.truncate(MAX_TENANTS);
         tenants
+    }
+
+    /// The last lines of a replica's log.
+    pub(crate) async fn engine_log(&self, replica: &str, lines: u32) -> Result<LogsResponse, Status> {
+        let view = self.fleet.view().clone();
+        let (directives, indices, _) = find_target(&view, replica)?;
+        let [index] = indices[..] else {
+            return Err(Status::invalid_argument(format!("{replica} is a node; name one of its replicas, such as {replica}/0")));
+        };
+        let (lines, end) = directives.logs(index, lines.clamp(1, MAX_LOG_LINES)).await?;
+        Ok(LogsResponse { lines, end })
     }
 
     /// Sends an order to the node of a target, or to all nodes at once if there is no name.

@@ -26,7 +26,7 @@ AXE = "axe-core@4.14.1"
 # How long npm may take, in seconds.
 NPM_SECONDS = 120
 HOSTILE = "<img src=x onerror=document.title='owned'>"
-LIGHT, DARK, NARROW = (1440, 900, "light"), (1440, 900, "dark"), (400, 900, "light")
+LIGHT, DARK, NARROW = (1440, 900, "light"), (1440, 900, "dark"), (390, 844, "light")
 
 
 @pytest.fixture
@@ -157,6 +157,41 @@ def test_an_engine_dies_and_comes_back_before_the_viewers_eyes(up, browser, fold
     assert "has begun" in told and "→ ready" in told, "who opens the page later learns of it too"
 
 
+def test_a_filter_shows_few_replicas_and_each_has_its_hour_and_its_log(up, browser):
+    browser.open(address(up))
+    browser.wait("document.querySelectorAll('.tile').length === 2")
+    browser.evaluate("document.getElementById('filter').focus()")
+    browser.call("Input.insertText", text="/1 READY")
+    browser.wait("document.querySelectorAll('.tile').length === 1")
+    assert browser.evaluate(shown("#filter-note")) == "1 of 2"
+    browser.evaluate("document.querySelector('.tile').focus()")
+    browser.press("Enter")
+    browser.wait("document.querySelectorAll('dialog .hour .plot').length === 4")
+    browser.click("dialog.detail details summary")
+    browser.wait(has("dialog .log", "Application startup complete"))
+    browser.press("Escape")
+    browser.evaluate("document.getElementById('filter').select()")
+    browser.call("Input.insertText", text="no such name")
+    browser.wait(has("#hosts", "No replica matches"))
+
+
+def test_the_status_of_each_of_the_last_requests_is_shown(folder, browser, tmp_path):
+    erring = Up(tmp_path, ["--served-model-name", "tiny", "--sim-err-on", "indigestible"], engines=1)
+    try:
+        chat(erring)
+        body = {"model": "tiny", "prompt": "indigestible", "max_tokens": 2}
+        assert httpx2.post(f"{erring.edge}/completions", json=body, timeout=30).status_code == 500
+        browser.open(address(erring))
+        browser.wait("document.querySelectorAll('#requests tbody tr').length === 2")
+        last = "[...document.querySelectorAll('#requests tbody tr')].map((row) => row.lastElementChild.innerText)"
+        assert browser.evaluate(last) == ["500", "200"]
+        assert browser.evaluate("document.querySelectorAll('#requests td.grave').length") == 1
+        browser.wait(has("#explained", "answer 500"))
+    finally:
+        browser.open("about:blank")
+        erring.stop()
+
+
 def test_an_order_asks_first_and_a_watcher_has_none(up, browser):
     browser.open(address(up))
     replica = up.replicas()[0].id
@@ -179,6 +214,7 @@ def test_an_order_asks_first_and_a_watcher_has_none(up, browser):
     browser.click(".tile")
     browser.wait("!!document.querySelector('dialog.detail .facts')")
     assert not browser.evaluate("!!document.querySelector('dialog .orders button')")
+    assert not browser.evaluate("!!document.querySelector('dialog .log')"), "what engines write is for operators"
 
 
 def test_the_keyboard_reaches_replicas_and_requests(up, browser):
@@ -314,10 +350,19 @@ def test_a_storm_of_refusals_is_red_although_every_replica_is_ready(browser, fol
         browser.open(address(storm))
         browser.wait(has("#health", "requests fail · 2 of 2 replicas ready"))
         browser.wait(has("#attention-list", f"{refused} found the router full"))
+        assert browser.evaluate("!!document.querySelector('.bar.troubled')"), "the header is red"
+        refusals = ThreadPoolExecutor(24)
+        still = [refusals.submit(httpx2.post, f"{storm.edge}/completions", json=body, timeout=60) for _ in range(24)]
+        browser.wait("!!document.querySelector('#flow .troubled')")
+        assert "no room" in browser.evaluate(shown("#flow .troubled"))
+        refusals.shutdown()
+        assert any(answer.result().status_code != 200 for answer in still)
+        browser.wait(has("#events", "answers-fail"))
         for width, height, scheme in (LIGHT, NARROW):
             browser.look(width, height, scheme)
             browser.wait(f"innerWidth === {width}")
             assert browser.evaluate("document.documentElement.scrollWidth") <= width, "nothing is wider than the window"
             browser.screenshot(folder / f"page-storm-{width}.png")
     finally:
+        browser.open("about:blank")
         storm.stop()

@@ -1,4 +1,4 @@
-//! Tokens per second, from an engine's counters in successive answers of the router. Pure: the time
+//! Tokens or requests per second, from counters in successive answers of the router. Pure: the time
 //! is an argument.
 
 use std::collections::VecDeque;
@@ -8,33 +8,33 @@ use std::time::{Duration, Instant};
 /// are shown here, so over a single interval the rate would jump between none and twice as much.
 const WINDOW: Duration = Duration::from_secs(5);
 
-/// Recent token counts of one replica.
+/// Recent readings of one counter.
 #[derive(Debug, Default)]
-pub(super) struct TokenMeter {
+pub(super) struct CountMeter {
     epoch: u64,
     /// Samples, oldest first.
     samples: VecDeque<(Instant, u64)>,
 }
 
-impl TokenMeter {
-    /// Records a count. A new life of an engine counts from zero.
-    pub(super) fn record(&mut self, now: Instant, epoch: u64, tokens: u64) {
-        if self.epoch != epoch || self.samples.back().is_some_and(|(_, last)| *last > tokens) {
+impl CountMeter {
+    /// Records a count. A new life of an engine, or another router, counts from zero.
+    pub(super) fn record(&mut self, now: Instant, epoch: u64, count: u64) {
+        if self.epoch != epoch || self.samples.back().is_some_and(|(_, last)| *last > count) {
             self.samples.clear();
         }
         self.epoch = epoch;
-        self.samples.push_back((now, tokens));
+        self.samples.push_back((now, count));
         // Two samples are kept, however far they are apart.
         while self.samples.len() > 2 && self.samples.front().is_some_and(|(at, _)| now.duration_since(*at) > WINDOW) {
             self.samples.pop_front();
         }
     }
 
-    /// Rate in tokens per second; `None` until the counter has been seen twice.
+    /// Rate per second; `None` until the counter has been seen twice.
     pub(super) fn rate(&self) -> Option<f64> {
         let ((begun, first), (now, last)) = (self.samples.front()?, self.samples.back()?);
         let seconds = now.duration_since(*begun).as_secs_f64();
-        #[allow(clippy::cast_precision_loss, reason = "tokens of seconds")]
+        #[allow(clippy::cast_precision_loss, reason = "counts of seconds")]
         (seconds > 0.0).then(|| (last - first) as f64 / seconds)
     }
 }
@@ -47,7 +47,7 @@ mod tests {
     fn the_token_rate_covers_recent_seconds_of_one_engine_life() {
         let begun = Instant::now();
         let at = |seconds| begun + Duration::from_secs(seconds);
-        let mut meter = TokenMeter::default();
+        let mut meter = CountMeter::default();
         meter.record(at(0), 1, 1000);
         assert_eq!(meter.rate(), None);
         meter.record(at(1), 1, 1100);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 use hostler_proto::fleet::v1::{Decision, ListResponse, Node};
 
 use super::events::RecentEvents;
-use super::meter::TokenMeter;
+use super::meter::CountMeter;
 use super::order::{FleetOrder, Question, SortKey, SortedReplica, matches_filter};
 
 /// A moment on two clocks: one for time spans, the other for people.
@@ -76,7 +76,10 @@ pub(super) struct TopModel {
     pub(super) notice: String,
     pub(super) selected_replica: Option<String>,
     pub(super) selected_node: Option<String>,
-    meters: HashMap<String, TokenMeter>,
+    meters: HashMap<String, CountMeter>,
+    /// Of the router's answered requests, of those that found no room, and of those that ended in an
+    /// error.
+    ends: [CountMeter; 3],
 }
 
 impl TopModel {
@@ -98,6 +101,7 @@ impl TopModel {
             selected_replica: None,
             selected_node: None,
             meters: HashMap::new(),
+            ends: Default::default(),
         }
     }
 
@@ -113,6 +117,10 @@ impl TopModel {
             if let Some(engine) = replica.engine() {
                 self.meters.entry(replica.id.clone()).or_default().record(now.at, replica.epoch, engine.generation_tokens);
             }
+        }
+        if let Some(requests) = fleet.requests {
+            let counts = [requests.answered, requests.full, requests.error];
+            self.ends.iter_mut().zip(counts).for_each(|(meter, count)| meter.record(now.at, 0, count));
         }
         self.fleet = Some((fleet, now));
         self.keep_selection();
@@ -181,6 +189,11 @@ impl TopModel {
     /// Rate of a replica; `None` until its counter has been seen twice.
     pub(super) fn tokens_per_second(&self, replica: &str) -> Option<f64> {
         self.meters.get(replica)?.rate()
+    }
+
+    /// Requests a second that were answered, found no room, and ended in an error.
+    pub(super) fn ends_per_second(&self) -> [Option<f64>; 3] {
+        self.ends.each_ref().map(CountMeter::rate)
     }
 
     /// Row of the selection in its list.

@@ -41,6 +41,10 @@ pub(super) fn note_replica(events: &EventLog, replica: &Replica, before: Option<
     if before.is_none_or(|(before, _)| before != phase) {
         tracing::info!(event = "replica_phase", replica = %id, phase = phase.as_str(), reason = replica.state.reason, "phase");
     }
+    // On its way up an engine is of interest only once it serves.
+    if before.is_some() && matches!(phase, Phase::Starting | Phase::Loading) {
+        return;
+    }
     let because = reason(replica).map(|reason| format!(": {reason}")).unwrap_or_default();
     let words = match before {
         None => format!("{id} has come: {}{because}", phase.as_str()),

@@ -60,6 +60,8 @@ impl PageKind {
             path if path.starts_with("/grpc.health.v1.Health/") => Self::Health,
             "/metrics" => Self::Metrics,
             "/page/orders" => Self::Ordering,
+            // What engines write is for operators.
+            path if path.starts_with("/page/logs/") => Self::Ordering,
             "/" | "/page/session" => Self::Page,
             path => match path.strip_prefix(PAGE_FOLDER) {
                 Some(file) if file.contains('.') && !file.contains('/') => Self::Page,

@@ -24,19 +24,23 @@ const HEADERS: [(HeaderName, &str); 7] = [
 
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
-const FILES: [(&str, &str, &str); 12] = [
+const FILES: [(&str, &str, &str); 16] = [
     ("page.css", "text/css; charset=utf-8", include_str!("assets/page.css")),
     ("parts.css", "text/css; charset=utf-8", include_str!("assets/parts.css")),
     ("app.js", SCRIPT, include_str!("assets/app.js")),
     ("charts.js", SCRIPT, include_str!("assets/charts.js")),
+    ("dialog.js", SCRIPT, include_str!("assets/dialog.js")),
     ("dom.js", SCRIPT, include_str!("assets/dom.js")),
     ("explain.js", SCRIPT, include_str!("assets/explain.js")),
     ("figures.js", SCRIPT, include_str!("assets/figures.js")),
     ("fleet.js", SCRIPT, include_str!("assets/fleet.js")),
+    ("hour.js", SCRIPT, include_str!("assets/hour.js")),
+    ("log.js", SCRIPT, include_str!("assets/log.js")),
     ("model.js", SCRIPT, include_str!("assets/model.js")),
     ("orders.js", SCRIPT, include_str!("assets/orders.js")),
     ("replica.js", SCRIPT, include_str!("assets/replica.js")),
     ("session.js", SCRIPT, include_str!("assets/session.js")),
+    ("strip.js", SCRIPT, include_str!("assets/strip.js")),
 ];
 
 pub(super) async fn document() -> Response {

@@ -22,6 +22,9 @@ use crate::placement::MAX_RECORDED_DECISIONS;
 /// Largest body. A token, a key or an order needs less, with room to spare.
 const MAX_BODY_BYTES: usize = 4096;
 
+/// Lines of an engine's log: all that an agent keeps.
+const LOG_LINES: u32 = 200;
+
 pub(crate) fn page_routes(page: Arc<Page>) -> Router {
     let routes = Router::new()
         .route("/", get(assets::document))
@@ -31,6 +34,7 @@ pub(crate) fn page_routes(page: Arc<Page>) -> Router {
         .route("/page/requests/{id}", get(explain))
         .route("/page/steps/replica/{*id}", get(replica_steps))
         .route("/page/steps/tenant/{name}", get(tenant_steps))
+        .route("/page/logs/{*replica}", get(log))
         .route("/page/orders", post(order));
     let with_headers = |mut response: Response| async {
         assets::add_headers(response.headers_mut());
@@ -95,6 +99,14 @@ async fn tenant_steps(State(page): State<Arc<Page>>, Path(name): Path<String>) -
     Json(page.calls.history.of_tenant(&name)).into_response()
 }
 
+/// The last lines of an engine's log, for who may operate.
+async fn log(State(page): State<Arc<Page>>, Path(replica): Path<String>) -> Response {
+    match page.calls.engine_log(&replica, LOG_LINES).await {
+        Ok(answered) => Json(serde_json::json!({ "lines": answered.lines })).into_response(),
+        Err(status) => refuse(status_code(&status), status.message()),
+    }
+}
+
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum OrderWord {
@@ -122,14 +134,15 @@ async fn order(State(page): State<Arc<Page>>, Json(PageOrder { order, target }):
     };
     match send(&page.calls, &target, order).await {
         Ok(replicas) => Json(serde_json::json!({ "replicas": replicas })).into_response(),
-        Err(status) => {
-            let code = match status.code() {
-                Code::NotFound => StatusCode::NOT_FOUND,
-                Code::InvalidArgument | Code::FailedPrecondition => StatusCode::CONFLICT,
-                _ => StatusCode::BAD_GATEWAY,
-            };
-            refuse(code, status.message())
-        }
+        Err(status) => refuse(status_code(&status), status.message()),
+    }
+}
+
+fn status_code(status: &Status) -> StatusCode {
+    match status.code() {
+        Code::NotFound => StatusCode::NOT_FOUND,
+        Code::InvalidArgument | Code::FailedPrecondition => StatusCode::CONFLICT,
+        _ => StatusCode::BAD_GATEWAY,
     }
 }
 

@@ -93,7 +93,7 @@ async fn the_page_shows_no_fleet_without_a_session() {
     let page = Page::of(&fleet);
     let document = page.get("/", &[]).await;
     assert!(document.status == 200 && document.text().contains("hostler page") && !document.text().contains("n0"));
-    for path in [EVENTS, "/page/requests/1", "/page/steps/replica/n0/0", "/page/steps/tenant/x.y", "/page/anything"] {
+    for path in [EVENTS, "/page/requests/1", "/page/steps/replica/n0/0", "/page/steps/tenant/x.y", "/page/anything", "/page/logs/n0/0"] {
         for headers in [&[][..], &[("authorization", "Bearer 0")], &[("cookie", "session=0")]] {
             let refused = page.get(path, headers).await;
             assert!(refused.status == 401 && refused.text().contains("hostler page"), "{path}: {}", refused.text());
@@ -120,7 +120,13 @@ async fn a_watching_session_orders_nothing_and_an_operating_one_may() {
     let drain = json!({ "order": "drain", "target": "n0/0" });
     let refused = page.post(ORDERS, &drain, &[("authorization", &watching)]).await;
     assert!(refused.status == 403 && refused.text().contains("--watch"), "{}", refused.text());
+    let log = page.get("/page/logs/n0/0", &[("authorization", &watching)]).await;
+    assert!(log.status == 403 && log.text().contains("--watch"), "{}", log.text());
     let operating = page.sign_in(&fleet, false).await;
+    let log = page.get("/page/logs/n0/0", &[("authorization", &operating)]).await;
+    assert!(log.status == 200 && log.text().contains("of this engine begins"), "{}", log.text());
+    let nobodys = page.get("/page/logs/n7/0", &[("authorization", &operating)]).await;
+    assert!(nobodys.status == 404 && nobodys.text().contains("n0/0"), "{}", nobodys.text());
     let order = async |body: Value| page.post(ORDERS, &body, &[("authorization", &operating)]).await;
     let nobody = order(json!({ "order": "drain", "target": "" })).await;
     assert_eq!(nobody.status, 409, "never the whole fleet by an empty name: {}", nobody.text());

@@ -30,6 +30,7 @@ pub(super) fn header_lines(model: &TopModel, palette: Palette) -> Vec<Line<'stat
     add("GPUs", &gpu_words(fleet));
     add("Engines", &engine_words(model, fleet));
     add("Router", &router_words(fleet));
+    add("Requests", &request_words(model));
     add("Models", &fleet.demand.iter().map(demand_words).collect::<Vec<_>>());
     add("Tenants", &fleet.tenants.iter().map(tenant_words).collect::<Vec<_>>());
     lines
@@ -78,6 +79,15 @@ fn router_words(fleet: &ListResponse) -> Vec<String> {
     let mut words = vec![format!("{} in flight", fleet.in_flight), format!("{} queued", fleet.queued)];
     words.extend(fleet.first_tokens.map(first_token_words));
     words
+}
+
+/// `12.3/s answered  940/s failed: 900 no room, 40 errors`.
+fn request_words(model: &TopModel) -> Vec<String> {
+    let [Some(answered), Some(full), Some(error)] = model.ends_per_second() else { return Vec::new() };
+    let causes = [(full, "no room"), (error, "errors")].into_iter().filter(|(per_second, _)| *per_second > 0.0);
+    let causes: Vec<String> = causes.map(|(per_second, what)| format!("{} {what}", rate(per_second))).collect();
+    let why = if causes.is_empty() { String::new() } else { format!(": {}", causes.join(", ")) };
+    vec![format!("{}/s answered", rate(answered)), format!("{}/s failed{why}", rate(full + error))]
 }
 
 /// `first token 85ms, p99 1.2s of 120 streams`.

@@ -126,6 +126,7 @@ pub(super) fn fleet() -> wire::ListResponse {
         first_tokens: Some(wire::FirstTokens { streams: 80, p50: 0.085, p99: 1.23 }),
         in_flight: 43,
         queued: 5,
+        requests: Some(wire::RequestCounts { answered: 1000, ..wire::RequestCounts::default() }),
         tenants: vec![wire::TenantUse { name: "physics".into(), in_flight: 12, left: 0.62 }],
         ..wire::ListResponse::default()
     }

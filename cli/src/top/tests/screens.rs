@@ -32,6 +32,7 @@ fn working() -> TopModel {
     next.nodes[0].replicas[0].load.as_mut().unwrap().engine.as_mut().unwrap().generation_tokens += 500;
     next.nodes[1].replicas[0].state.as_mut().unwrap().phase = agent::Phase::Draining.into();
     next.nodes[1].replicas[0].state.as_mut().unwrap().reason = "an operator ordered it".into();
+    next.requests = Some(wire::RequestCounts { answered: 1012, full: 900, error: 40, ..wire::RequestCounts::default() });
     model.apply(next, at(1));
     model.events.extend(past(&[(7, 1, "gpu-2/0 ready → draining: an operator ordered it")]));
     model

@@ -1,13 +1,15 @@
 // The page: lets somebody in, draws each picture that comes, says how the connection is.
 
-import { Chart, samplesTable } from "./charts.js";
-import { announce, arrange, byId, el, setAttribute, setText, svg, table } from "./dom.js";
+import { announce, arrange, byId, el, setAttribute, setText, table } from "./dom.js";
 import { drawNothingPicked, drawRequests, prepareRequests } from "./explain.js";
-import { clock, count, percent, plural, seconds, short } from "./figures.js";
+import { clock, count, percent, plural, some } from "./figures.js";
 import { drawFleet, flash, fleetTable, prepareFleet } from "./fleet.js";
-import { apply, concerns, fleetSpeed, model, noteEvent, replicas, serves, sum } from "./model.js";
+import { openDialog } from "./dialog.js";
+import { tenantHour } from "./hour.js";
+import { advice, apply, concerns, model, noteEvent, replicas, serves } from "./model.js";
 import { openDetail, updateDetail } from "./replica.js";
 import { Refused, restore, signIn, watch } from "./session.js";
+import { drawStrip, prepareStrip, stripTable } from "./strip.js";
 
 const MAX_CONCERNS = 6;
 const MAX_EVENTS = 200;
@@ -28,59 +30,22 @@ byId("theme").addEventListener("click", () => {
   showTheme();
 });
 
-const throughput = new Chart(byId("throughput"), "Throughput", [{ name: "tokens/s", of: (sample) => sample.tokens_per_second, mark: "first" }], short);
-const latency = new Chart(
-  byId("latency"),
-  "First token",
-  [
-    { name: "median", of: (sample) => sample.first_tokens?.p50 ?? null, mark: "first" },
-    { name: "99 %", of: (sample) => sample.first_tokens?.p99 ?? null, mark: "second" },
-  ],
-  seconds,
-);
-
-const flow = ["requests/s", "waiting", "running", "tokens/s", "first token", "cached"].map((name) => {
-  const value = el("b", { class: "big" }, "–");
-  const note = el("span", { class: "note" });
-  return { name, value, note, root: el("li", {}, el("span", { class: "label" }, name), value, note) };
-});
-byId("flow").append(...flow.map(({ root }) => root));
+prepareStrip();
 prepareFleet(openDetail);
 prepareRequests();
 for (const details of document.querySelectorAll("details.numbers")) details.addEventListener("toggle", drawTables);
-
-/** A request's way through the fleet, in figures. */
-function drawFlow() {
-  const speed = fleetSpeed();
-  const all = replicas().map(({ replica }) => replica);
-  const [running, waiting] = [sum(all, (one) => one.running), sum(all, (one) => one.waiting)];
-  const [queries, hits] = [sum(all, (one) => one.prefix_queries), sum(all, (one) => one.prefix_hits)];
-  const first = model.totals.first_tokens;
-  const figures = [
-    [speed.requests < 10 ? speed.requests.toFixed(1) : short(speed.requests), "to all replicas"],
-    [short(model.totals.queued), waiting ? `and ${short(waiting)} in engines` : "in the router"],
-    [short(running), `${short(model.totals.in_flight)} of this router`],
-    [short(speed.tokens), running ? `${short(speed.tokens / running)} per request` : "generated"],
-    [seconds(first?.p50), first ? `99 %: ${seconds(first.p99)}` : "no stream lately"],
-    [queries ? percent(hits / queries) : "–", "of prompt tokens"],
-  ];
-  figures.forEach(([value, note], index) => {
-    setText(flow[index].value, value);
-    setText(flow[index].note, note);
-  });
-  byId("flow").classList.toggle("moves", speed.requests > 0);
-}
 
 function drawHealth() {
   const all = replicas();
   const ready = all.filter(serves).length;
   const troubles = { "answers-fail": "requests fail", "first-tokens-slow": "first tokens are slow" };
-  const trouble = model.totals.findings.map(({ kind }) => troubles[kind] ?? kind).join(", ");
+  const trouble = model.totals.findings.map(({ kind }) => troubles[kind] ?? kind.replaceAll("-", " ")).join(", ");
   const simulated = all.some(({ replica }) => replica.is_simulated) ? " · simulated" : "";
   const words = all.length === 0 ? "no replica yet" : `${ready} of ${plural(all.length, "replica")} ready${simulated}`;
   setText(byId("health"), trouble ? `${trouble} · ${words}` : words);
   const phase = all.length === 0 ? "starting" : ready === all.length ? "ready" : ready === 0 ? "failed" : "draining";
   setAttribute(byId("health"), "data-phase", trouble ? "failed" : phase);
+  byId("health").parentElement.classList.toggle("troubled", trouble !== "");
   document.title = all.length === 0 ? "Hostler" : `${trouble ? "⚠ " : ""}${ready}/${all.length} ready – Hostler`;
 }
 
@@ -108,7 +73,8 @@ function drawDemand() {
     parts.push(table("Models", ["Model", "Ready", "In flight", "Waiting"], rows));
   }
   if (model.tenants.length > 0) {
-    const rows = model.tenants.map((tenant) => [tenant.name, count(tenant.in_flight), percent(tenant.left)]);
+    const look = (name) => el("button", { type: "button", class: "name", onclick: () => openDialog(`Tenant ${name}`, [tenantHour(name)]) }, name);
+    const rows = model.tenants.map((tenant) => [look(tenant.name), count(tenant.in_flight), percent(tenant.left)]);
     parts.push(table("Tenants", ["Tenant", "In flight", "Left of its limit"], rows));
   }
   if (parts.length === 0) parts.push(el("p", { class: "empty" }, "No model is there yet. Tenants appear when one with limits sends requests."));
@@ -120,6 +86,17 @@ function drawDemand() {
 }
 
 const serving = (name) => replicas().filter((one) => serves(one) && one.replica.models.includes(name)).length;
+
+function drawAdvice() {
+  const found = advice();
+  byId("advice").hidden = found.length === 0;
+  const list = byId("advice-list");
+  const key = JSON.stringify(found);
+  if (list.dataset.key === key) return;
+  list.dataset.key = key;
+  const item = (one) => el("li", {}, el("b", {}, some(one.replicas, 3)), ` ${one.evidence}`, el("span", { class: "remedy" }, one.advice));
+  list.replaceChildren(...found.map(item));
+}
 
 const eventRows = new WeakMap();
 
@@ -146,19 +123,18 @@ function drawTables() {
     if (details.open) details.querySelector(".scroll").replaceChildren(content());
   };
   draw("fleet-numbers", fleetTable);
-  draw("lines-numbers", () => samplesTable(model.history));
+  draw("lines-numbers", stripTable);
 }
 
 function draw() {
   drawHealth();
   drawConcerns();
-  drawFlow();
-  throughput.update(model.history, model.at);
-  latency.update(model.history, model.at);
+  drawStrip();
   drawFleet();
   drawRequests();
   drawNothingPicked();
   drawDemand();
+  drawAdvice();
   drawEvents();
   updateDetail();
   drawTables();

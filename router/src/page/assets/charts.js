@@ -1,11 +1,28 @@
 // The lines of the last hour. A chart is a picture with a name that says what it shows; its numbers are in a table below.
 
 import { el, setAttribute, setText, svg, table } from "./dom.js";
-import { clock, seconds, short } from "./figures.js";
+import { clock, percent, seconds, short } from "./figures.js";
+import { failedPerSecond } from "./model.js";
 
-const SPAN_MS = 60 * 60_000;
+/** Minutes that a chart may show: the fewest that have all points, so that a young router's are no sliver. */
+const SPANS = [6, 15, 30, 60];
 const WIDTH = 900;
 const HEIGHT = 100;
+
+const COLUMNS = [
+  "Until",
+  "Requests/s",
+  "Failed/s",
+  "Refused",
+  "Waiting here",
+  "In engines",
+  "Running",
+  "Tokens/s",
+  "First token, median",
+  "99 %",
+  "Between tokens",
+  "KV in use",
+];
 
 /** Steps for the top of an axis: 1, 2, 5, 10 and so on. */
 function roundUp(value) {
@@ -13,10 +30,10 @@ function roundUp(value) {
   return [1, 2, 5, 10].map((step) => step * scale).find((step) => step >= value * 0.999);
 }
 
-/** `lines` are `{name, of, mark}`, the first of which has its area filled; `format` writes their values. */
+/** `lines` are `{name, of, mark}`, the first of which has its area filled; `format` writes their values. `most` is the top of the axis where that is fixed. */
 export class Chart {
-  constructor(parent, title, lines, format) {
-    Object.assign(this, { lines, format, samples: [], end: 0 });
+  constructor(parent, title, lines, format, most = null) {
+    Object.assign(this, { lines, format, fixed: most, samples: [], end: 0, minutes: SPANS[0] });
     this.values = lines.map(() => el("b", { class: "value" }, "–"));
     const keys = lines.map((line, index) => el("span", { class: `key ${line.mark}` }, line.name, " ", this.values[index]));
     this.moment = el("span", { class: "note moment" }, "now");
@@ -29,9 +46,9 @@ export class Chart {
     this.top = el("span", { class: "top" });
     this.empty = el("p", { class: "empty" }, "Nothing yet: each ten seconds add a point.");
     this.title = title;
-    const ages = el("div", { class: "ages", "aria-hidden": "true" }, ...["60 min ago", "40", "20", "now"].map((age) => el("span", {}, age)));
+    this.ages = el("div", { class: "ages", "aria-hidden": "true" });
     const frame = el("div", { class: "frame" }, this.picture, this.top, this.empty);
-    parent.append(el("div", { class: "heading" }, el("h3", {}, title), this.moment, ...keys), frame, ages);
+    parent.append(el("div", { class: "heading" }, el("h3", {}, title), this.moment, ...keys), frame, this.ages);
     frame.addEventListener("pointermove", (event) => this.point(event));
     frame.addEventListener("pointerleave", () => this.point(null));
   }
@@ -40,9 +57,14 @@ export class Chart {
     // Between two samples only the right edge would move.
     if (samples === this.samples) return;
     Object.assign(this, { samples, end: samples.at(-1)?.at ?? end });
+    const age = (this.end - (samples.find((sample) => this.lines.some((line) => line.of(sample) !== null))?.at ?? this.end)) / 60_000;
+    this.minutes = SPANS.find((minutes) => minutes >= age - 0.5) ?? SPANS.at(-1);
+    const third = this.minutes / 3;
+    const told = [`${this.minutes} min ago`, (2 * third).toFixed(0), third.toFixed(0), "now"];
+    if (this.ages.textContent !== told.join("")) this.ages.replaceChildren(...told.map((words) => el("span", {}, words)));
     const values = this.lines.flatMap((line) => samples.map(line.of)).filter((value) => value !== null);
     const most = Math.max(0, ...values);
-    this.most = most > 0 ? roundUp(most) : 1;
+    this.most = this.fixed ?? (most > 0 ? roundUp(most) : 1);
     setText(this.top, most > 0 ? this.format(this.most).replace(/\.0+(?=\D|$)/, "") : "");
     this.empty.hidden = values.length > 0;
     this.lines.forEach((line, index) => setAttribute(this.paths[index], "d", this.path(line)));
@@ -53,7 +75,7 @@ export class Chart {
   }
 
   x(sample) {
-    return WIDTH - ((this.end - sample.at) / SPAN_MS) * WIDTH;
+    return WIDTH - ((this.end - sample.at) / (this.minutes * 60_000)) * WIDTH;
   }
 
   y(value) {
@@ -85,7 +107,7 @@ export class Chart {
   describe() {
     const last = this.samples.at(-1);
     const said = this.lines.map((line) => `${line.name} ${this.write(line.of(last))}, at most ${this.write(this.largest(line))}`);
-    setAttribute(this.picture, "aria-label", `${this.title} over the last hour: ${said.join("; ")}`);
+    setAttribute(this.picture, "aria-label", `${this.title} over the last ${this.minutes} minutes: ${said.join("; ")}`);
   }
 
   largest(line) {
@@ -118,17 +140,23 @@ export class Chart {
   }
 }
 
-/** Both charts' numbers, the latest first. */
+/** The lines' numbers, the latest first. */
 export function samplesTable(samples) {
   const rows = samples.toReversed().map((sample) => [
     clock(sample.at),
-    short(sample.tokens_per_second),
     sample.requests_per_second.toFixed(1),
-    String(sample.in_flight),
+    failedPerSecond(sample).toFixed(1),
+    reasons(sample.refused),
     String(sample.queued),
+    String(sample.waiting),
+    String(sample.running),
+    short(sample.tokens_per_second),
     seconds(sample.first_tokens?.p50),
     seconds(sample.first_tokens?.p99),
+    seconds(sample.between_tokens),
+    sample.kv_use === null ? "–" : percent(sample.kv_use),
   ]);
-  const columns = ["Until", "Tokens/s", "Requests/s", "In flight", "Waiting", "First token, median", "99 %"];
-  return table("The last hour, in steps of ten seconds", columns, rows);
+  return table("The last hour, in steps of ten seconds", COLUMNS, rows);
 }
+
+const reasons = (refused) => Object.entries(refused).map(([reason, count]) => `${reason.replaceAll("_", " ")} ${count}`).join(", ") || "–";

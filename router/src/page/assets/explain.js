@@ -29,7 +29,7 @@ const keyOf = (request) => `${request.id}-${request.attempt}`;
 export function prepareRequests() {
   const place = byId("requests");
   body = el("tbody", {});
-  const columns = ["Time", "To", "Prompt", "Cached", "First token", "Predicted"];
+  const columns = ["Time", "To", "Prompt", "Cached", "First token", "Status"];
   const head = el("tr", {}, ...columns.map((name, index) => el("th", { scope: "col", class: index > 1 ? "number" : null }, name)));
   place.append(el("table", {}, el("caption", { class: "unseen" }, "The last requests, the latest first"), el("thead", {}, head), body));
   rove(body, () => [...body.querySelectorAll("button")]);
@@ -75,8 +75,9 @@ function row(request) {
     const cached = now.cached ?? now.predicted_cached;
     const share = now.tokens ? percent(cached / now.tokens) : "–";
     setName(to, now.attempt > 1 ? `${now.replica} (${now.attempt})` : now.replica);
-    const texts = [now.tokens ? count(now.tokens) : "–", share, seconds(now.first_token), seconds(now.predicted_first_token)];
+    const texts = [now.tokens ? count(now.tokens) : "–", share, seconds(now.first_token), statusWords(now)];
     texts.forEach((text, index) => setText(cells[index + 1], text));
+    cells.at(-1).classList.toggle("grave", hasFailed(now));
     element.classList.toggle("picked", key === picked);
     setAttribute(open, "aria-current", key === picked ? "true" : null);
   };
@@ -84,6 +85,17 @@ function row(request) {
   rows.set(key, { element, update });
   return element;
 }
+
+/** How an answer ended, where its status does not say it. */
+const ENDS = { complete: "", rejected: "", full: "", error: "", client_left: "left", broken: "broken" };
+
+/** `200`, `500`, `200 broken`, `engine lost`; `…` while nothing is known. */
+function statusWords({ status, end }) {
+  const word = ENDS[end] ?? end.replaceAll("_", " ");
+  return [status, word].filter(Boolean).join(" ") || "…";
+}
+
+const hasFailed = ({ status, end }) => status >= 500 || (end !== "" && ENDS[end] === undefined) || end === "broken" || end === "full";
 
 async function pick(request) {
   picked = keyOf(request);
@@ -197,6 +209,8 @@ function subtitle(decision, attempts) {
   const parts = [clock(decision.at_ms), decision.path, decision.model, `id ${decision.id}`];
   if (decision.client_id) parts.push(`client’s id ${decision.client_id}`);
   if (decision.queue_seconds > 0.0005) parts.push(`waited ${seconds(decision.queue_seconds)} here`);
+  if (decision.status !== null || decision.end) parts.push(`answer ${statusWords(decision)}`);
+  if (decision.between_tokens) parts.push(`${seconds(decision.between_tokens)} between tokens`);
   if (attempts > 1) parts.push(`attempt ${decision.attempt} of ${attempts}`);
   if (decision.tied > 1) parts.push(`${decision.tied} were about as good`);
   return parts.filter(Boolean).join(" · ");

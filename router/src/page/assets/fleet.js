@@ -12,12 +12,25 @@ const MAX_MARKS = 32;
 const cards = new Map();
 const tiles = new Map();
 let opened = () => {};
+/** What somebody looks for, in small letters. */
+let filter = "";
+
+/** Whether a replica has all words of the filter in its name, phase, models or job. */
+function matches(node, replica) {
+  if (!filter) return true;
+  const told = [replica.id, phaseOf(node, replica), node.job?.id ?? "", ...replica.models].join(" ").toLowerCase();
+  return filter.split(/\s+/).every((word) => told.includes(word));
+}
 
 /** `open` is called with a replica's id, or a node's name, that somebody picks. */
 export function prepareFleet(open) {
   opened = open;
   const hosts = byId("hosts");
   rove(hosts, () => [...hosts.querySelectorAll("button")]);
+  byId("filter").addEventListener("input", (event) => {
+    filter = event.target.value.trim().toLowerCase();
+    drawFleet();
+  });
   const keys = [["in-use", "KV in use"], ["cached", "cached"], ["running", "running"], ["waiting", "waiting"]];
   byId("fleet-legend").append(...keys.map(([mark, words]) => el("li", {}, el("i", { class: `swatch ${mark}`, "aria-hidden": "true" }), words)));
 }
@@ -34,7 +47,12 @@ export function drawFleet() {
     if (!hosts.querySelector(".empty")) hosts.replaceChildren(emptiness());
     return;
   }
-  arrange(hosts, model.nodes.map((node) => card(node)));
+  const shown = model.nodes.map((node) => ({ node, replicas: node.replicas.filter((replica) => matches(node, replica)) }));
+  const cardsShown = shown.filter(({ replicas: kept }) => kept.length > 0 || !filter).map(({ node, replicas: kept }) => card(node, kept));
+  if (cardsShown.length === 0) hosts.replaceChildren(el("p", { class: "empty" }, `No replica matches “${filter}”.`));
+  else arrange(hosts, cardsShown);
+  const count = shown.reduce((total, { replicas: kept }) => total + kept.length, 0);
+  setText(byId("filter-note"), filter ? `${count} of ${all.length}` : "");
   keepOneStop([...hosts.querySelectorAll("button")], document.activeElement);
 }
 
@@ -43,7 +61,7 @@ function emptiness() {
   return el("p", { class: "empty" }, "No node has come yet. On a GPU host: ", start);
 }
 
-function card(node) {
+function card(node, shown) {
   let known = cards.get(node.name);
   if (!known) {
     const name = el("button", { type: "button", class: "name", onclick: () => opened(node.name) });
@@ -55,7 +73,7 @@ function card(node) {
   setName(known.name, node.name);
   setText(known.job, nodeWords(node));
   known.root.classList.toggle("lost", !node.attached);
-  arrange(known.grid, node.replicas.map((replica) => tile(node, replica)));
+  arrange(known.grid, shown.map((replica) => tile(node, replica)));
   return known.root;
 }
 

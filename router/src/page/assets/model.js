@@ -11,7 +11,7 @@ const MAX_STEPS = 360;
 export const model = {
   at: 0,
   version: "",
-  totals: { in_flight: 0, queued: 0, first_tokens: null, findings: [] },
+  totals: { in_flight: 0, queued: 0, first_tokens: null, findings: [], requests: {} },
   tenants: [],
   models: [],
   nodes: [],
@@ -69,6 +69,7 @@ export function apply(event) {
   if (event.history) takeSteps(event.history);
   if (event.events) takeEvents(event.events, event.whole);
   read();
+  readEnds();
   return arrived;
 }
 
@@ -98,6 +99,27 @@ function read() {
   }
   keepOnly(readings, seen);
 }
+
+/** Readings of `{at, requests}`: this router's ended requests by verdict. */
+let endReadings = [];
+
+function readEnds() {
+  const { requests } = model.totals;
+  // Another router begins at 0.
+  if (Object.keys(requests).some((verdict) => requests[verdict] < endReadings.at(-1)?.requests[verdict])) endReadings = [];
+  endReadings.push({ at: model.at, requests });
+  while (endReadings.length > 2 && endReadings[1].at <= model.at - RATE_MS) endReadings.shift();
+}
+
+/** Ended requests of this router a second, lately, by verdict. */
+export function verdictSpeed() {
+  const [first, last] = [endReadings[0], endReadings.at(-1)];
+  const per = (verdict) => (last?.at > first?.at ? ((last.requests[verdict] - first.requests[verdict]) * 1000) / (last.at - first.at) : 0);
+  return Object.fromEntries(["answered", "client_fault", "full", "error"].map((verdict) => [verdict, per(verdict)]));
+}
+
+/** Requests of a step that the fleet has failed, a second. */
+export const failedPerSecond = (step) => ((step.ended.full ?? 0) + (step.ended.error ?? 0)) / step.seconds;
 
 /** Tokens and requests a second of a replica, lately. */
 export function speed(id) {
@@ -149,6 +171,20 @@ export function concerns() {
     found.push({ subject: some(unserved.map((known) => known.model), 3), words, remedy: "", grave: true });
   }
   return found.sort((one, other) => Number(other.grave) - Number(one.grave));
+}
+
+/** What costs replicas speed, as `hostler advise` says it: `{kind, evidence, advice, replicas}`. */
+export function advice() {
+  const found = new Map();
+  for (const { replica } of replicas()) {
+    for (const { kind, evidence, advice: remedy } of replica.findings) {
+      const key = `${kind} ${remedy}`;
+      const known = found.get(key) ?? { kind, evidence, advice: remedy, replicas: [] };
+      known.replicas.push(replica.id);
+      found.set(key, known);
+    }
+  }
+  return [...found.values()];
 }
 
 function concernsOf(node, replica) {

@@ -1,8 +1,11 @@
 // A node or a replica looked at closely: a dialog with its figures, what troubles it, and what can be ordered.
 
+import { openDialog } from "./dialog.js";
 import { el, setText } from "./dom.js";
 import { clock, count, duration, percent, seconds, short } from "./figures.js";
 import { cachedShare, gpuWords } from "./fleet.js";
+import { replicaHour } from "./hour.js";
+import { engineLog } from "./log.js";
 import { findReplica, model, phaseOf, speed } from "./model.js";
 import { orderButtons, orderNotice } from "./orders.js";
 
@@ -10,23 +13,15 @@ let shown = null;
 
 /** Opens the dialog about a replica's id or a node's name. */
 export function openDetail(name) {
-  const close = el("button", { type: "button", class: "quiet close", "aria-label": "Close" }, "✕");
-  const heading = el("h2", { id: "detail-heading" });
   const body = el("div", { class: "detail-body" });
   const orders = el("div", {});
   const notice = el("p", { class: "notice" });
-  const dialog = el("dialog", { class: "detail", "aria-labelledby": "detail-heading" }, el("header", {}, heading, close), body, notice, orders);
-  close.addEventListener("click", () => dialog.close());
-  // The backdrop is the dialog's own box outside of its content.
-  dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
-  dialog.addEventListener("close", () => {
-    dialog.remove();
+  const past = findReplica(name) ? [replicaHour(name), engineLog(name)] : [];
+  const heading = openDialog("", [body, ...past, notice, orders], () => {
     shown = null;
   });
   shown = { name, heading, body, notice, orders };
-  document.body.append(dialog);
   updateDetail();
-  dialog.showModal();
 }
 
 export function updateDetail() {
