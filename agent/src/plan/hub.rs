@@ -30,7 +30,7 @@ from huggingface_hub import snapshot_download
 snapshot_download(sys.argv[1], revision=sys.argv[2] or None, allow_patterns=['*.json', '*.jinja', '*.model', 'tokenizer*'])";
 
 #[derive(Debug, thiserror::Error)]
-pub(super) enum FetchError {
+pub(super) enum HubError {
     #[error("cannot start {0}: {1}")]
     Start(String, io::Error),
     #[error("it took longer than {} s", FETCH_TIMEOUT.as_secs())]
@@ -58,14 +58,14 @@ pub(super) fn may_fetch(model: &str, arguments: &[String], downloads: &Path, var
 ///
 /// # Errors
 /// In the library's own words, such as that the model is gated.
-pub(super) async fn fetch(interpreter: &Path, model: &str, arguments: &[String]) -> Result<(), FetchError> {
+pub(super) async fn fetch(interpreter: &Path, model: &str, arguments: &[String]) -> Result<(), HubError> {
     let mut command = Command::new(interpreter);
     command.args(["-c", FETCH_SCRIPT, model, value_of(arguments, "--revision").unwrap_or_default()]);
     match run_to_end(command, b"", FETCH_TIMEOUT).await {
-        Err(error) => Err(FetchError::Start(interpreter.display().to_string(), error)),
-        Ok(None) => Err(FetchError::Timeout),
+        Err(error) => Err(HubError::Start(interpreter.display().to_string(), error)),
+        Ok(None) => Err(HubError::Timeout),
         Ok(Some(Output { status, .. })) if status.success() => Ok(()),
-        Ok(Some(Output { stderr, .. })) => Err(FetchError::Refused(last_line(&String::from_utf8_lossy(&stderr)))),
+        Ok(Some(Output { stderr, .. })) => Err(HubError::Refused(last_line(&String::from_utf8_lossy(&stderr)))),
     }
 }
 
@@ -109,6 +109,6 @@ mod tests {
         assert_eq!(error.to_string(), "GatedRepoError: ask first");
         fetch(&python, "org/model", &["--revision=v2".to_owned()]).await.unwrap();
         assert_eq!(fs::read_to_string(place.path().join("asked")).unwrap(), "org/model v2\n");
-        assert!(matches!(fetch(Path::new("/nonexistent"), "org/model", &[]).await, Err(FetchError::Start(..))));
+        assert!(matches!(fetch(Path::new("/nonexistent"), "org/model", &[]).await, Err(HubError::Start(..))));
     }
 }
