@@ -55,6 +55,7 @@ docs:
 	cargo run --quiet --package hostler -- docs config > docs/config.md
 	cargo run --quiet --package hostler -- docs metrics > docs/metrics.md
 	cargo run --quiet --package hostler -- docs example > deploy/config/full.toml
+	cargo run --quiet --package hostler -- docs schema > deploy/config/hostler.schema.json
 	python3 deploy/observability/dashboards.py
 
 ## The debug program, and the same for tests, which the suites below run; they run another one, and build none, where HOSTLER_BIN names it.

@@ -19,6 +19,8 @@ pub(crate) enum Docs {
     Config,
     /// `deploy/config/full.toml`: every key at its default.
     Example,
+    /// `deploy/config/hostler.schema.json`: a JSON Schema of the settings file, for editors.
+    Schema,
     /// `docs/metrics.md`: every metric.
     Metrics,
     /// Man pages, one for each subcommand, which `man -l FILE` shows.
@@ -39,6 +41,7 @@ pub(crate) fn print(docs: &Docs, command: clap::Command) -> anyhow::Result<()> {
         }
         Docs::Config => hostler_boot::config::markdown(&settings::all()),
         Docs::Example => hostler_boot::config::example_file(&settings::all()),
+        Docs::Schema => hostler_boot::config::json_schema(&settings::all()),
         Docs::Metrics => metrics(),
     };
     say(text.trim_end());

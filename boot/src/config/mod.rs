@@ -16,7 +16,7 @@ use clap::{Arg, ArgAction, ArgMatches};
 use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
-pub use document::{example_file, markdown};
+pub use document::{example_file, json_schema, markdown};
 use schema::Rejection;
 pub use schema::{Section, Setting, ValueKind, nearest};
 

@@ -186,3 +186,14 @@ fn the_manual_names_key_default_flag_environment_and_meaning() {
         "{manual}"
     );
 }
+
+#[test]
+fn an_editors_schema_has_each_setting_with_its_kind_meaning_and_default() {
+    let schema: serde_json::Value = serde_json::from_str(&json_schema(&sections())).unwrap();
+    let section = &schema["properties"]["example"];
+    assert_eq!((&section["additionalProperties"], &schema["additionalProperties"]), (&false.into(), &false.into()), "typos are marked");
+    let settings = &section["properties"];
+    assert_eq!(settings["workers"], serde_json::json!({"type": "integer", "description": "How many.", "default": 4}));
+    assert_eq!(settings["mode"], serde_json::json!({"enum": ["slow", "fast"], "description": "How it moves.", "default": "slow"}));
+    assert_eq!((&settings["drain_timeout"]["type"], &settings["peers"]["items"]["type"]), (&"string".into(), &"string".into()));
+}

@@ -22,6 +22,9 @@ use crate::settings;
 /// Name of the user's own key in the key file.
 const USER: &str = "user";
 
+/// Name of the settings' JSON Schema, beside them.
+const SCHEMA: &str = "hostler.schema.json";
+
 /// Paths of all files.
 struct UserFiles {
     settings: PathBuf,
@@ -74,6 +77,8 @@ pub(super) async fn make_missing(args: &InitArgs, config: Option<&Path>) -> anyh
             None => create_token(&authority, &files.authority, &args.token)?,
         }
     }
+    // Editors read it; the settings' first line names it. Another release has other settings.
+    write_private(&files.settings.with_file_name(SCHEMA), hostler_boot::config::json_schema(&settings::all()).as_bytes())?;
     match existing {
         Some(existing) => {
             tell("settings", false, existing);
@@ -187,7 +192,8 @@ fn settings_text(files: &UserFiles, site: Option<&str>) -> String {
     let (certificate, key) = (quote(&files.certificate), quote(&files.certificate_key));
     let trusted = files.authority.join("ca.crt");
     let mut text = format!(
-        "# Settings of Hostler, made by `hostler init`. docs/config.md has them all, and `hostler check` reads this file.\n\n\
+        "#:schema ./{SCHEMA}\n\
+         # Settings of Hostler, made by `hostler init`. docs/config.md has them all, and `hostler check` reads this file.\n\n\
          [router]\n\
          tls_dir = {authority}\n\
          keys_file = {keys}\n\

@@ -31,6 +31,11 @@ async fn the_example_with_every_setting_is_up_to_date() {
 }
 
 #[tokio::test]
+async fn the_schema_for_editors_is_up_to_date() {
+    assert_generated("schema", "deploy/config/hostler.schema.json").await;
+}
+
+#[tokio::test]
 async fn the_example_files_are_valid() {
     for file in ["minimal.toml", "full.toml"] {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/config").join(file);

@@ -20,6 +20,7 @@ fn new_settings_read_back_correctly_in_any_folder() {
     let place = tempfile::Builder::new().prefix("a \"b\" \\é ").tempdir().unwrap();
     let files = UserFiles::locate(place.path().join("hostler.toml"), &RouterConfig::default());
     write_new(&files.settings, settings_text(&files, Some(&sites::read("polaris").unwrap())).as_bytes()).unwrap();
+    assert!(std::fs::read_to_string(&files.settings).unwrap().starts_with("#:schema ./hostler.schema.json\n"));
     let router = settings::router_config(Some(&files.settings)).unwrap();
     assert_eq!((router.tls_dir, router.keys_file), (files.authority.clone(), files.keys.clone()));
     assert_eq!(settings::cluster_config(Some(&files.settings)).unwrap().queue, "preemptable");
