@@ -43,8 +43,9 @@ class LoginNode:
             resources, variables = "1:ncpus=1", "HOSTLER_STEP_INTERVAL_MS=500"
         else:
             self.scheduler = Slurm(self.folder / "s")
+            # Its jobs need this user's own home, where records of every `hostler up` beside this test would be.
+            self.variables |= {"SLURM_CONF": f"{self.scheduler.folder}/slurm.conf", "XDG_STATE_HOME": str(self.folder / "own")}
             # Two jobs on each of its two nodes.
-            self.variables |= {"SLURM_CONF": f"{self.scheduler.folder}/slurm.conf"}
             variables = f"HOSTLER_STEP_INTERVAL_MS=500 SLURM_CONF={self.scheduler.folder}/slurm.conf"
             resources = "--cpus-per-task=32"
         self.cluster = textwrap.dedent(f"""
