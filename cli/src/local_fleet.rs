@@ -9,7 +9,7 @@ mod record;
 mod wait;
 
 use anyhow::bail;
-use hostler_proto::fleet::v1::{Node, Replica};
+use hostler_proto::fleet::v1::{FleetFinding, ListResponse, Node, Replica};
 
 use crate::admin::{connect_to_socket, list_fleet};
 use crate::fleet_state::NOTHING_UP;
@@ -27,6 +27,8 @@ pub(crate) struct LocalFleet {
     /// Replicas of its own agent; of the first one also those of agents that somebody has started
     /// otherwise.
     pub(crate) replicas: Vec<Replica>,
+    /// What is wrong about the fleet of its router, as its clients see it; none of one that joined.
+    pub(crate) findings: Vec<FleetFinding>,
 }
 
 impl LocalFleet {
@@ -71,27 +73,28 @@ pub(crate) async fn find_local_fleets() -> Vec<LocalFleet> {
     let records = find_records().await;
     let mut found = Vec::new();
     for first in records.iter().filter(|record| record.joined.is_none()) {
-        let nodes = nodes_of(first).await.unwrap_or_default();
+        let listed = list(first).await.unwrap_or_default();
         let joined =
             records.iter().filter(|record| record.joined.is_some() && record.router.operators_socket == first.router.operators_socket);
-        found.extend(share_out(first, &joined.collect::<Vec<_>>(), nodes));
+        found.extend(share_out(first, &joined.collect::<Vec<_>>(), listed));
     }
     found
 }
 
-async fn nodes_of(record: &UpRecord) -> anyhow::Result<Vec<Node>> {
-    Ok(list_fleet(&mut connect_to_socket(&record.router.operators_socket).await?).await?.nodes)
+async fn list(record: &UpRecord) -> anyhow::Result<ListResponse> {
+    list_fleet(&mut connect_to_socket(&record.router.operators_socket).await?).await
 }
 
 /// Gives each `hostler up` of a router its own replicas.
-fn share_out(first: &UpRecord, joined: &[&UpRecord], mut nodes: Vec<Node>) -> Vec<LocalFleet> {
+fn share_out(first: &UpRecord, joined: &[&UpRecord], listed: ListResponse) -> Vec<LocalFleet> {
+    let ListResponse { mut nodes, findings, .. } = listed;
     let replicas = |nodes: Vec<Node>| nodes.into_iter().flat_map(|node| node.replicas).collect();
     let of_joined = joined.iter().map(|record| {
         let own = |node: &mut Node| record.joined.as_ref().is_some_and(|agent| agent.node == node.name);
-        LocalFleet { record: (*record).clone(), replicas: replicas(nodes.extract_if(.., own).collect()) }
+        LocalFleet { record: (*record).clone(), replicas: replicas(nodes.extract_if(.., own).collect()), findings: Vec::new() }
     });
     let of_joined: Vec<LocalFleet> = of_joined.collect();
-    std::iter::once(LocalFleet { record: first.clone(), replicas: replicas(nodes) }).chain(of_joined).collect()
+    std::iter::once(LocalFleet { record: first.clone(), replicas: replicas(nodes), findings }).chain(of_joined).collect()
 }
 
 /// The one that serves this model; without a name, any where all share a router.
@@ -119,7 +122,7 @@ pub(crate) mod tests {
     /// One whose process has this number, and whose edge this port.
     pub(crate) fn fleet(number: i32, replicas: Vec<Replica>) -> LocalFleet {
         let record = record::tests::record(number, format!("/run/router-{number}.sock").as_ref());
-        LocalFleet { record, replicas }
+        LocalFleet { record, replicas, findings: Vec::new() }
     }
 
     /// One beside `first`, with an agent of this node.
@@ -140,7 +143,11 @@ pub(crate) mod tests {
         };
         let first = fleet(7, Vec::new());
         let (b, c) = (joined(8, &first, "b", Vec::new()), joined(9, &first, "c", Vec::new()));
-        let shared = share_out(&first.record, &[&b.record, &c.record], vec![node("n0"), node("n0.b"), node("other")]);
+        let shared = share_out(
+            &first.record,
+            &[&b.record, &c.record],
+            ListResponse { nodes: vec![node("n0"), node("n0.b"), node("other")], ..ListResponse::default() },
+        );
         let ids: Vec<Vec<&str>> = shared.iter().map(|up| up.replicas.iter().map(|replica| replica.id.as_str()).collect()).collect();
         assert_eq!(ids, [vec!["n0/0", "other/0"], vec!["n0.b/0"], vec![]], "the agent of the third has not come yet");
     }

@@ -4,6 +4,7 @@
 //! queue that is full.
 
 use hostler_proto::fleet::v1::{FirstTokens, FleetFinding};
+use strum::{IntoStaticStr, VariantNames};
 
 use crate::outcome::{AnswerOutcome, EndCounts, RefusalReason, Verdict};
 
@@ -17,14 +18,53 @@ const TROUBLING_SHARE: u64 = 20;
 const SLOW_STREAMS: u32 = 5;
 const SLOW_SECONDS: f64 = 5.0;
 
-/// Findings about the last minute, the gravest first.
-pub(crate) fn list(ends: &EndCounts, first_tokens: Option<FirstTokens>, queued: usize) -> Vec<FleetFinding> {
-    failing_answers(ends).into_iter().chain(slow_first_tokens(first_tokens, queued)).collect()
+/// Requests and seconds from which the wait for a replica with room is trouble.
+const LONG_WAITS: u32 = 5;
+const LONG_WAIT_SECONDS: f64 = 10.0;
+
+/// What can be wrong. Each has an alert of its name: `requests-fail` is `HostlerRequestsFail`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, IntoStaticStr, VariantNames)]
+#[strum(serialize_all = "kebab-case")]
+pub(crate) enum FindingKind {
+    RequestsFail,
+    FleetBelowHalf,
+    QueueWait,
+    FirstTokensSlow,
+}
+
+/// What findings follow from.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct FleetFacts {
+    /// Requests that ended in the last minute.
+    pub(crate) ends: EndCounts,
+    /// Seconds until the first tokens of streams in the last five minutes.
+    pub(crate) first_tokens: Option<FirstTokens>,
+    /// How many requests of the last minute had to wait for a replica with room, and the seconds
+    /// that one in ten of them waited at least.
+    pub(crate) queue_waits: Option<(u32, f64)>,
+    /// Requests that wait now.
+    pub(crate) queued: usize,
+    pub(crate) replicas: usize,
+    /// Replicas that have failed, are quarantined, or whose agent is silent.
+    pub(crate) down: usize,
+}
+
+/// What is wrong, the gravest first.
+pub(crate) fn list(facts: &FleetFacts) -> Vec<FleetFinding> {
+    let FleetFacts { ends, first_tokens, queued, .. } = facts;
+    [failing_requests(ends), fleet_below_half(facts), long_queue(facts), slow_first_tokens(*first_tokens, *queued)]
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
+fn finding(kind: FindingKind, evidence: String, advice: &str) -> FleetFinding {
+    FleetFinding { kind: <&str>::from(kind).to_owned(), evidence, advice: advice.to_owned() }
 }
 
 /// A fleet that fails its clients. What is wrong with a request itself, with its key or by its
 /// tenant's limit is no failure of the fleet.
-fn failing_answers(ends: &EndCounts) -> Option<FleetFinding> {
+fn failing_requests(ends: &EndCounts) -> Option<FleetFinding> {
     let answer = |outcome: AnswerOutcome| ends.answers[outcome as usize];
     let refused = |reason: RefusalReason| ends.refused[reason as usize];
     let causes = [
@@ -55,22 +95,38 @@ fn failing_answers(ends: &EndCounts) -> Option<FleetFinding> {
     }
     let words: Vec<String> = causes.iter().filter(|(count, ..)| *count > 0).map(|(count, words, _)| format!("{count} {words}")).collect();
     let (_, _, advice) = causes.iter().max_by_key(|(count, ..)| *count)?;
-    Some(FleetFinding {
-        kind: "answers-fail".to_owned(),
-        evidence: format!("{failed} of the {all} requests that ended in the last minute failed: {}", words.join(", ")),
-        advice: (*advice).to_owned(),
-    })
+    let evidence = format!("{failed} of the {all} requests that ended in the last minute failed: {}", words.join(", "));
+    Some(finding(FindingKind::RequestsFail, evidence, advice))
+}
+
+/// A fleet most of which does not serve. Engines that start are none of those.
+fn fleet_below_half(facts: &FleetFacts) -> Option<FleetFinding> {
+    let FleetFacts { replicas, down, .. } = *facts;
+    let evidence = format!("{down} of {replicas} replicas have failed, are quarantined or silent");
+    (2 * down > replicas).then(|| finding(FindingKind::FleetBelowHalf, evidence, "`hostler ps` says what each of them failed of"))
+}
+
+/// A fleet that has more work than it has room for.
+fn long_queue(facts: &FleetFacts) -> Option<FleetFinding> {
+    let (waited, seconds) = facts.queue_waits.filter(|(waited, seconds)| *waited >= LONG_WAITS && *seconds >= LONG_WAIT_SECONDS)?;
+    let evidence = format!(
+        "of {waited} requests that had to wait for a replica with room, one in ten waited {seconds:.0} s and longer; {} wait now",
+        facts.queued
+    );
+    Some(finding(
+        FindingKind::QueueWait,
+        evidence,
+        "add replicas, or send less at once; `hostler explain` says what one of them waited for",
+    ))
 }
 
 /// A fleet that has more work than it can begin.
 fn slow_first_tokens(first_tokens: Option<FirstTokens>, queued: usize) -> Option<FleetFinding> {
     let FirstTokens { streams, p50, .. } = first_tokens.filter(|of| of.streams >= SLOW_STREAMS && of.p50 >= SLOW_SECONDS)?;
     let waiting = if queued > 0 { format!("; {queued} requests wait in the router") } else { String::new() };
-    Some(FleetFinding {
-        kind: "first-tokens-slow".to_owned(),
-        evidence: format!("half of the last {streams} streams waited {p50:.1} s and longer for their first token{waiting}"),
-        advice: "`hostler explain` says what one of them waited for; more replicas shorten the wait of all".to_owned(),
-    })
+    let evidence = format!("half of the last {streams} streams waited {p50:.1} s and longer for their first token{waiting}");
+    let advice = "`hostler explain` says what one of them waited for; more replicas shorten the wait of all";
+    Some(finding(FindingKind::FirstTokensSlow, evidence, advice))
 }
 
 #[cfg(test)]
@@ -88,10 +144,19 @@ mod tests {
         counts
     }
 
+    fn ended(ends: EndCounts) -> Vec<FleetFinding> {
+        list(&FleetFacts { ends, ..FleetFacts::default() })
+    }
+
+    /// Facts of streams half of which waited so long for their first token.
+    fn slow(p50: f64) -> FleetFacts {
+        FleetFacts { ends: ends(100, &[]), first_tokens: Some(FirstTokens { streams: 40, p50, p99: 9.0 }), ..FleetFacts::default() }
+    }
+
     #[test]
     fn a_storm_of_refusals_is_found_with_its_cause() {
-        let found = list(&ends(63, &[(RefusalReason::Full, 37_734), (RefusalReason::Fleet, 3)]), None, 0);
-        assert_eq!(found[0].kind, "answers-fail");
+        let found = ended(ends(63, &[(RefusalReason::Full, 37_734), (RefusalReason::Fleet, 3)]));
+        assert_eq!(found[0].kind, "requests-fail");
         assert_eq!(
             found[0].evidence,
             "37737 of the 37800 requests that ended in the last minute failed: 37734 found the router full, \
@@ -103,9 +168,9 @@ mod tests {
     #[test]
     fn faults_of_clients_and_single_failures_are_no_finding() {
         let theirs = [(RefusalReason::Request, 900), (RefusalReason::WrongKey, 900), (RefusalReason::Limit, 900)];
-        assert_eq!(list(&ends(10, &theirs), None, 0), []);
-        assert_eq!(list(&ends(0, &[(RefusalReason::Full, 4)]), None, 0), []);
-        assert_eq!(list(&ends(1000, &[(RefusalReason::Full, 40)]), None, 0), []);
+        assert_eq!(ended(ends(10, &theirs)), []);
+        assert_eq!(ended(ends(0, &[(RefusalReason::Full, 4)])), []);
+        assert_eq!(ended(ends(1000, &[(RefusalReason::Full, 40)])), []);
     }
 
     #[test]
@@ -114,7 +179,7 @@ mod tests {
         counts.answers[AnswerOutcome::Error as usize] = 30;
         counts.answers[AnswerOutcome::Full as usize] = 10;
         counts.answers[AnswerOutcome::Rejected as usize] = 900;
-        let found = list(&counts, None, 0);
+        let found = ended(counts);
         assert_eq!(
             found[0].evidence,
             "40 of the 100 requests that ended in the last minute failed: 10 were refused by an engine without room, \
@@ -129,22 +194,49 @@ mod tests {
             let mut counts = EndCounts::default();
             counts.answers[outcome as usize] = MIN_FAILED;
             let is_failure = Verdict::from(outcome).is_failure();
-            assert_eq!(list(&counts, None, 0).iter().any(|found| found.evidence.contains("failed: 5 ")), is_failure, "{outcome:?}");
+            assert_eq!(ended(counts).iter().any(|found| found.evidence.contains("failed: 5 ")), is_failure, "{outcome:?}");
         }
         for reason in RefusalReason::iter() {
             let counts = ends(0, &[(reason, MIN_FAILED)]);
             let is_failure = Verdict::from(reason).is_failure();
-            assert_eq!(list(&counts, None, 0).iter().any(|found| found.evidence.contains("failed: 5 ")), is_failure, "{reason:?}");
+            assert_eq!(ended(counts).iter().any(|found| found.evidence.contains("failed: 5 ")), is_failure, "{reason:?}");
         }
     }
 
     #[test]
     fn slow_first_tokens_are_found_although_all_replicas_are_ready() {
-        let found = list(&ends(100, &[]), Some(FirstTokens { streams: 40, p50: 7.7, p99: 9.0 }), 329);
+        let found = list(&FleetFacts { queued: 329, ..slow(7.7) });
         assert_eq!(
             found[0].evidence,
             "half of the last 40 streams waited 7.7 s and longer for their first token; 329 requests wait in the router"
         );
-        assert_eq!(list(&ends(100, &[]), Some(FirstTokens { streams: 40, p50: 0.7, p99: 9.0 }), 0), []);
+        assert_eq!(list(&slow(0.7)), []);
+    }
+
+    #[test]
+    fn a_long_queue_is_found_although_its_streams_begin_at_once() {
+        let facts = FleetFacts { queue_waits: Some((40, 24.2)), queued: 38, ..slow(0.02) };
+        let [found] = &list(&facts)[..] else { panic!("{:?}", list(&facts)) };
+        assert_eq!((found.kind.as_str(), found.evidence.contains("waited 24 s and longer; 38 wait now")), ("queue-wait", true));
+        assert_eq!(list(&FleetFacts { queue_waits: Some((4, 24.2)), ..facts }), []);
+        assert_eq!(list(&FleetFacts { queue_waits: Some((40, 3.0)), ..facts }), []);
+    }
+
+    #[test]
+    fn a_fleet_most_of_which_is_down_is_found() {
+        let down = |down| list(&FleetFacts { replicas: 8, down, ..FleetFacts::default() });
+        assert_eq!((down(4), down(5)[0].kind.as_str()), (Vec::new(), "fleet-below-half"));
+        assert_eq!(list(&FleetFacts::default()), [], "nothing has come yet");
+    }
+
+    /// An operator who reads of one finds the other.
+    #[test]
+    fn each_finding_has_an_alert_of_its_name() {
+        let rules = include_str!("../../deploy/observability/alerts.yml");
+        for kind in FindingKind::VARIANTS {
+            let words = kind.split('-').map(|word| word[..1].to_uppercase() + &word[1..]);
+            let alert = format!("- alert: Hostler{}\n", words.collect::<String>());
+            assert!(rules.contains(&alert), "{alert}");
+        }
     }
 }

@@ -11,37 +11,40 @@ use prometheus_client::encoding::DescriptorEncoder;
 use strum::VariantNames;
 use tokio::time::Instant;
 
-use crate::admission::{Admission, TenantCounts};
+use crate::admission::TenantCounts;
 use crate::crash_suspects::CrashSuspects;
-use crate::fleet::{Fleet, FleetView, Node, Phase, Replica};
+use crate::findings::FindingKind;
+use crate::fleet::{FleetView, Node, Phase, Replica};
 use crate::keys::Keys;
+use crate::operators::Operators;
 use crate::outcome::Verdict;
-use crate::placement::{Placer, RequestQueue};
 use crate::prompt::PromptStats;
 use crate::tls::RouterTls;
 
 /// The sources of the figures.
 #[derive(Debug)]
 pub(crate) struct RouterCollector {
-    pub(crate) fleet: Fleet,
+    pub(crate) calls: Operators,
     pub(crate) crash_suspects: Arc<CrashSuspects>,
-    pub(crate) admission: Admission,
-    pub(crate) placer: Arc<Placer>,
-    pub(crate) queue: RequestQueue,
     pub(crate) keys: Keys,
     pub(crate) tls: RouterTls,
 }
 
 impl Collector for RouterCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let view = self.fleet.view();
+        let view = self.calls.fleet.view();
         let replicas = view.replicas.iter().map(|replica| (vec![replica.node.to_string(), replica.id.to_string()], replica.clone()));
         REPLICAS.encode(&mut encoder, &replicas.collect::<Vec<_>>())?;
         NODES.encode(&mut encoder, &self.nodes(&view, Instant::now()))?;
         ROUTER.encode_only(&mut encoder, self)?;
-        let verdicts = Verdict::VARIANTS.iter().map(|word| vec![(*word).to_owned()]).zip(self.placer.metrics.end_counts().by_verdict());
+        let verdicts =
+            Verdict::VARIANTS.iter().map(|word| vec![(*word).to_owned()]).zip(self.calls.placer.metrics.end_counts().by_verdict());
         VERDICTS.encode(&mut encoder, &verdicts.collect::<Vec<_>>())?;
-        let tenants = self.admission.tenant_counts();
+        let found = self.calls.findings();
+        let findings =
+            FindingKind::VARIANTS.iter().map(|kind| (vec![(*kind).to_owned()], found.iter().any(|finding| finding.kind == *kind)));
+        FINDINGS.encode(&mut encoder, &findings.collect::<Vec<_>>())?;
+        let tenants = self.calls.admission.tenant_counts();
         let named = tenants.iter().map(|(name, counts)| (vec![name.to_string()], &**counts));
         TENANTS.encode(&mut encoder, &named.collect::<Vec<_>>())?;
         let refused = tenants
@@ -49,7 +52,7 @@ impl Collector for RouterCollector {
             .flat_map(|(name, counts)| counts.refused().map(move |(limit, count)| (vec![name.to_string(), limit.to_owned()], count)));
         TENANT_LIMITS.encode(&mut encoder, &refused.collect::<Vec<_>>())?;
         CERTIFICATES.encode(&mut encoder, &self.certificates())?;
-        PROMPTS.encode_only(&mut encoder, &self.placer.prompts.stats())
+        PROMPTS.encode_only(&mut encoder, &self.calls.placer.prompts.stats())
     }
 }
 
@@ -88,6 +91,7 @@ pub(crate) fn describe(registry: &mut MetricRegistry) {
     registry.describe(&NODES);
     registry.describe(&ROUTER);
     registry.describe(&VERDICTS);
+    registry.describe(&FINDINGS);
     registry.describe(&TENANTS);
     registry.describe(&TENANT_LIMITS);
     registry.describe(&CERTIFICATES);
@@ -144,6 +148,15 @@ const CERTIFICATES: FigureTable<Option<u64>> = FigureTable {
     )],
 };
 
+const FINDINGS: FigureTable<bool> = FigureTable {
+    labels: &["finding"],
+    figures: &[gauge(
+        "findings",
+        "1 while this is wrong about the fleet, as `hostler ps` says; each has an alert of its name.",
+        |is_found| (*is_found).into(),
+    )],
+};
+
 const VERDICTS: FigureTable<u64> = FigureTable {
     labels: &["verdict"],
     figures: &[counter(
@@ -156,8 +169,8 @@ const VERDICTS: FigureTable<u64> = FigureTable {
 const ROUTER: FigureTable<RouterCollector> = FigureTable {
     labels: &[],
     figures: &[
-        gauge("in_flight", "Requests in flight in this router.", |now| now.admission.in_flight().into()),
-        gauge("queued_requests", "Requests that wait for a replica with room.", |now| now.queue.waiting_count().into()),
+        gauge("in_flight", "Requests in flight in this router.", |now| now.calls.admission.in_flight().into()),
+        gauge("queued_requests", "Requests that wait for a replica with room.", |now| now.calls.queue.waiting_count().into()),
         gauge("crash_suspects", "Requests that were in flight when an engine died, and were not answered since.", |now| {
             now.crash_suspects.suspect_count().into()
         }),
@@ -165,16 +178,16 @@ const ROUTER: FigureTable<RouterCollector> = FigureTable {
             now.crash_suspects.confined_count().into()
         }),
         counter("nodes_lost", "Nodes whose agent went without having stopped its engines, and has not come back within a minute.", |now| {
-            now.fleet.view().nodes_lost.into()
+            now.calls.fleet.view().nodes_lost.into()
         }),
         gauge("models_expected", "Models that a controller keeps in the fleet, by their names.", |now| {
-            now.fleet.view().expected_models().into()
+            now.calls.fleet.view().expected_models().into()
         }),
         gauge("key_file_usable", "0 while the changed key file cannot be read, and the keys before it stay.", |now| {
             now.keys.is_file_usable().into()
         }),
-        gauge("index_blocks", "Different blocks that the affinity index holds.", |now| now.placer.index.len().into()),
-        gauge("index_bytes", "Memory of the affinity index.", |now| now.placer.index.bytes().into()),
+        gauge("index_blocks", "Different blocks that the affinity index holds.", |now| now.calls.placer.index.len().into()),
+        gauge("index_bytes", "Memory of the affinity index.", |now| now.calls.placer.index.bytes().into()),
     ],
 };
 

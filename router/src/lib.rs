@@ -418,17 +418,14 @@ impl Router {
         // A replaced router serves its remaining requests as before, so it waits for replicas too.
         let waiting = if state.succession.keeps_place() { Shutdown::new() } else { shutdown.clone() };
         let queue = RequestQueue::start(placer.clone(), queue_limits(&self.config), tasks, waiting);
+        let calls = state.operators(&placer, &queue, (page_sessions, self.admin.1));
         let mut metric_registry = self.metric_registry;
         metric_registry.register_collector(RouterCollector {
-            fleet: fleet.clone(),
+            calls: calls.clone(),
             crash_suspects: crash_suspects.clone(),
-            admission: admission.clone(),
-            placer: placer.clone(),
-            queue: queue.clone(),
             keys: self.keys.clone(),
             tls: self.tls.clone(),
         });
-        let calls = state.operators(&placer, &queue, (page_sessions, self.admin.1));
         calls.watch_fleet(tasks);
         let page = Page::start(calls.clone(), tasks, state.admin_end.clone());
         let overview = RouterAdmin { calls, page, metric_registry, shutdown: serving.clone() };

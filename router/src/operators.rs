@@ -14,16 +14,16 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use hostler_placement::cost;
 use hostler_proto::fleet::v1::{
-    Cache, Decision, ExpectRequest, ExpectResponse, ExplainRequest, ExplainResponse, FleetFinding, GoneJob, ListRequest, ListResponse,
-    LogsRequest, LogsResponse, LoraRequest, Node, OpenPageRequest, OpenPageResponse, PastRequest, PastResponse, Rates, Replica,
-    RequestCounts, Scored, SleepRequest, TargetRequest, TargetResponse, TenantUse, Terms, fleet_server,
+    Cache, Decision, ExpectRequest, ExpectResponse, ExplainRequest, ExplainResponse, FirstTokens, FleetFinding, GoneJob, ListRequest,
+    ListResponse, LogsRequest, LogsResponse, LoraRequest, Node, OpenPageRequest, OpenPageResponse, PastRequest, PastResponse, Rates,
+    Replica, RequestCounts, Scored, SleepRequest, TargetRequest, TargetResponse, TenantUse, Terms, fleet_server,
 };
 use tokio::time::Instant;
 use tonic::{Code, Request, Response, Status};
 
 use crate::admission::Admission;
-use crate::findings;
-use crate::fleet::{Fleet, FleetView, ReplicaOrder, job_message};
+use crate::findings::{self, FleetFacts};
+use crate::fleet::{Fleet, FleetView, Phase, ReplicaOrder, job_message};
 use crate::history::History;
 use crate::keys::{PageRights, PageSessions, TOKEN_LIFE, presented_key};
 use crate::outcome::{EndCounts, Verdict};
@@ -184,15 +184,30 @@ impl Operators {
             in_flight: count(self.admission.in_flight()),
             queued: count(queued),
             tenants: self.tenants(),
-            findings: findings::list(&self.history.recent_ends(&counts), first_tokens, queued),
+            findings: findings::list(&self.facts(first_tokens)),
             requests: Some(request_counts(&counts)),
         }
     }
 
     /// What is wrong about the fleet now, the gravest first.
     pub(crate) fn findings(&self) -> Vec<FleetFinding> {
-        let first_tokens = FirstTokenTimes::gather(&self.placer.decisions.latest(MAX_DECISIONS), SystemTime::now()).of_all();
-        findings::list(&self.history.recent_ends(&self.placer.metrics.end_counts()), first_tokens, self.queue.waiting_count())
+        let first_tokens = FirstTokenTimes::gather(&self.placer.decisions.latest(MAX_DECISIONS), SystemTime::now());
+        findings::list(&self.facts(first_tokens.of_all()))
+    }
+
+    fn facts(&self, first_tokens: Option<FirstTokens>) -> FleetFacts {
+        let view = self.fleet.view();
+        let is_down = |replica: &&Arc<crate::fleet::Replica>| {
+            replica.lease_lapsed || matches!(replica.state.phase, Phase::Failed | Phase::Quarantined)
+        };
+        FleetFacts {
+            ends: self.history.recent_ends(&self.placer.metrics.end_counts()),
+            first_tokens,
+            queue_waits: first_tokens::queue_waits(&self.placer.decisions.latest(MAX_DECISIONS), SystemTime::now()),
+            queued: self.queue.waiting_count(),
+            replicas: view.replicas.len(),
+            down: view.replicas.iter().filter(is_down).count(),
+        }
     }
 
     fn tenants(&self) -> Vec<TenantUse> {

@@ -167,7 +167,7 @@ def test_a_storm_of_refusals_is_seen_although_every_replica_is_ready(tmp_path, r
     assert "ready" in shown.stdout, "its replica is well"
     assert "TROUBLE" in run(runtime, "advise", "--admin", socket).stdout
     findings = json.loads(run(runtime, "ps", "--json", "--admin", socket).stdout)["findings"]
-    assert [finding["kind"] for finding in findings] == ["answers-fail"]
+    assert [finding["kind"] for finding in findings] == ["requests-fail"]
     up.child.terminate()
     assert up.child.wait(END) == 0
 

@@ -357,7 +357,7 @@ def test_a_storm_of_refusals_is_red_although_every_replica_is_ready(browser, fol
         assert "no room" in browser.evaluate(shown("#flow .troubled"))
         refusals.shutdown()
         assert any(answer.result().status_code != 200 for answer in still)
-        browser.wait(has("#events", "answers-fail"))
+        browser.wait(has("#events", "requests-fail"))
         for width, height, scheme in (LIGHT, NARROW):
             browser.look(width, height, scheme)
             browser.wait(f"innerWidth === {width}")

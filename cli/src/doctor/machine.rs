@@ -57,11 +57,13 @@ pub(super) fn examine_machine(facts: &MachineFacts) -> Vec<CheckResult> {
         Some(check_run_dir(&facts.run_dir)),
         Some(check_router_socket(&facts.router_socket)),
     ];
-    up.chain(nothing_up).chain(taken).chain(rest.into_iter().flatten()).collect()
+    let findings = facts.up.iter().flat_map(|fleet| &fleet.findings);
+    let findings = findings.map(|finding| CheckResult::problem("fleet", finding.evidence.clone(), finding.advice.clone()));
+    up.chain(nothing_up).chain(findings).chain(taken).chain(rest.into_iter().flatten()).collect()
 }
 
 fn check_up(fleet: &LocalFleet) -> CheckResult {
-    let LocalFleet { record, replicas } = fleet;
+    let LocalFleet { record, replicas, .. } = fleet;
     let ready = replicas.iter().filter(|replica| replica.is_ready()).count();
     let text = format!("{}: {ready} of {} replicas ready at {}", fleet.describe(), replicas.len(), record.router.base_url);
     let down = replicas.iter().find(|replica| !replica.is_ready() && !replica.is_coming());
@@ -108,6 +110,7 @@ fn check_gpus(gpus: &Result<Vec<String>, String>) -> CheckResult {
 #[cfg(test)]
 mod tests {
     use hostler_proto::agent::v1::{Failure, Phase, ReplicaState};
+    use hostler_proto::fleet::v1::FleetFinding;
 
     use super::*;
     use crate::local_fleet::tests::fleet;
@@ -162,6 +165,16 @@ mod tests {
         let found = page(&MachineFacts { up: vec![fleet(7, vec![replica(Phase::Ready), failed])], ..healthy() });
         assert!(found.contains("1 of 2 replicas ready at http://127.0.0.1:7/v1; n0/0 is failed: no memory"), "{found}");
         assert!(found.contains("what to do: use less"), "{found}");
+    }
+
+    #[test]
+    fn what_clients_of_a_running_fleet_suffer_is_a_problem() {
+        let mut up = fleet(7, vec![replica(Phase::Ready)]);
+        let (evidence, advice) = ("40 of the 41 requests failed".to_owned(), "add replicas".to_owned());
+        up.findings.push(FleetFinding { kind: "requests-fail".into(), evidence, advice });
+        let found = page(&MachineFacts { up: vec![up], ..healthy() });
+        assert!(found.contains("problem  fleet      40 of the 41 requests failed"), "{found}");
+        assert!(found.contains("what to do: add replicas"), "{found}");
     }
 
     #[test]

@@ -7,11 +7,15 @@ use std::time::{Duration, SystemTime};
 use hostler_proto::fleet::v1::FirstTokens;
 use rustc_hash::FxHashMap;
 
+use super::count;
 use crate::history::first_token_quantiles;
 use crate::placement::PlacementDecision;
 
 /// Oldest decisions that count. Older ones say nothing about the present.
 const MAX_AGE: Duration = Duration::from_secs(300);
+
+/// Oldest decisions that count for the wait before them.
+const QUEUE_AGE: Duration = Duration::from_secs(60);
 
 /// Seconds until first tokens.
 #[derive(Debug, Default)]
@@ -51,6 +55,19 @@ impl FirstTokenTimes {
     }
 }
 
+/// How many requests of the last minute waited for a replica with room, and the seconds that one in
+/// ten of them waited at least.
+pub(super) fn queue_waits(decisions: &[Arc<PlacementDecision>], now: SystemTime) -> Option<(u32, f64)> {
+    let recent = decisions.iter().filter(|decision| now.duration_since(decision.decided_at).unwrap_or_default() <= QUEUE_AGE);
+    longest_tenth(recent.map(|decision| f64::from(decision.queued_seconds)).filter(|seconds| *seconds > 0.0).collect())
+}
+
+fn longest_tenth(mut waits: Vec<f64>) -> Option<(u32, f64)> {
+    waits.sort_by(f64::total_cmp);
+    let rank = (waits.len() * 9).div_ceil(10).saturating_sub(1);
+    Some((count(waits.len()), *waits.get(rank)?))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -70,5 +87,13 @@ mod tests {
         let all = times.of_all().unwrap();
         assert_eq!((all.streams, all.p50, all.p99), (101, 51.0, 100.0));
         assert!(FirstTokenTimes::default().of_all().is_none());
+    }
+
+    #[test]
+    fn one_in_ten_requests_waits_at_least_the_longest_tenth() {
+        assert_eq!(longest_tenth(Vec::new()), None);
+        assert_eq!(longest_tenth(vec![3.0]), Some((1, 3.0)));
+        assert_eq!(longest_tenth((1..=10).rev().map(f64::from).collect()), Some((10, 9.0)));
+        assert_eq!(longest_tenth((1..=100).map(f64::from).collect()), Some((100, 90.0)));
     }
 }

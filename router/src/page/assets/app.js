@@ -6,7 +6,7 @@ import { clock, count, percent, plural, some } from "./figures.js";
 import { drawFleet, flash, fleetTable, prepareFleet } from "./fleet.js";
 import { openDialog } from "./dialog.js";
 import { tenantHour } from "./hour.js";
-import { advice, apply, concerns, model, noteEvent, replicas, serves } from "./model.js";
+import { advice, apply, concerns, findingName, model, noteEvent, replicas, serves } from "./model.js";
 import { openDetail, updateDetail } from "./replica.js";
 import { Refused, restore, signIn, watch } from "./session.js";
 import { drawStrip, prepareStrip, stripTable } from "./strip.js";
@@ -38,8 +38,7 @@ for (const details of document.querySelectorAll("details.numbers")) details.addE
 function drawHealth() {
   const all = replicas();
   const ready = all.filter(serves).length;
-  const troubles = { "answers-fail": "requests fail", "first-tokens-slow": "first tokens are slow" };
-  const trouble = model.totals.findings.map(({ kind }) => troubles[kind] ?? kind.replaceAll("-", " ")).join(", ");
+  const trouble = model.totals.findings.map(({ kind }) => findingName(kind)).join(", ");
   const simulated = all.some(({ replica }) => replica.is_simulated) ? " · simulated" : "";
   const words = all.length === 0 ? "no replica yet" : `${ready} of ${plural(all.length, "replica")} ready${simulated}`;
   setText(byId("health"), trouble ? `${trouble} · ${words}` : words);

@@ -155,9 +155,20 @@ function takeEvents(events, whole) {
   sortEvents();
 }
 
+const FINDINGS = {
+  "requests-fail": "requests fail",
+  "fleet-below-half": "most replicas are down",
+  "queue-wait": "requests wait long",
+  "first-tokens-slow": "first tokens are slow",
+};
+
+export const findingName = (kind) => FINDINGS[kind] ?? kind.replaceAll("-", " ");
+
+const capital = (words) => words[0].toUpperCase() + words.slice(1);
+
 /** What somebody should look at: `{subject, words, remedy, grave}`, the gravest first. */
 export function concerns() {
-  const found = model.totals.findings.map(({ evidence, advice }) => ({ subject: "Requests", words: evidence, remedy: advice, grave: true }));
+  const found = model.totals.findings.map(({ kind, evidence, advice }) => ({ subject: `${capital(findingName(kind))}:`, words: evidence, remedy: advice, grave: true }));
   for (const node of model.nodes) {
     if (!node.attached) found.push({ subject: node.name, words: "its agent is not connected", remedy: "", grave: true });
     const left = node.job?.leaves_at ? (node.job.leaves_at - model.at) / 1000 : Infinity;
