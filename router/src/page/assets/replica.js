@@ -17,7 +17,8 @@ export function openDetail(name) {
   const orders = el("div", {});
   const notice = el("p", { class: "notice" });
   const past = findReplica(name) ? [replicaHour(name), engineLog(name)] : [];
-  const heading = openDialog("", [body, ...past, notice, orders], () => {
+  // What is loaded later comes below the buttons, which must not move under a pointer.
+  const heading = openDialog("", [body, orders, notice, ...past], () => {
     shown = null;
   });
   shown = { name, heading, body, notice, orders };
