@@ -21,6 +21,12 @@ use tokio::net::UnixStream;
 
 use crate::host_names::this_host;
 
+/// Ending of a record's name; a log beside it has another.
+const RECORD_EXTENSION: &str = "json";
+
+/// Most bytes of a record. One has some 400.
+const MAX_RECORD_BYTES: u64 = 64 * 1024;
+
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct UpRecord {
     host: String,
@@ -108,7 +114,7 @@ impl UpRecord {
     /// # Errors
     /// When there is no folder of the user's own, or it takes no file.
     pub(crate) fn publish(&self) -> anyhow::Result<PublishedRecord> {
-        let file = make_folder()?.join(format!("{}-{}.json", self.host, self.pid));
+        let file = make_folder()?.join(format!("{}-{}.{RECORD_EXTENSION}", self.host, self.pid));
         write_private(&file, &serde_json::to_vec(self)?)?;
         Ok(PublishedRecord(file))
     }
@@ -153,7 +159,7 @@ pub(super) async fn find_records() -> Vec<UpRecord> {
     let folder = folder().filter(|folder| is_private_folder(folder));
     let entries = folder.and_then(|folder| fs::read_dir(folder).ok()).into_iter().flatten();
     for file in entries.filter_map(|entry| Some(entry.ok()?.path())) {
-        let Some(record) = fs::read(&file).ok().and_then(|text| serde_json::from_slice::<UpRecord>(&text).ok()) else { continue };
+        let Some(record) = read(&file) else { continue };
         if record.host != this_host {
             continue;
         }
@@ -165,6 +171,14 @@ pub(super) async fn find_records() -> Vec<UpRecord> {
     }
     found.sort_by_key(|record| record.pid);
     found
+}
+
+/// Reads a record. The folder has logs of any size, too, and nothing but a plain file is opened: a
+/// pipe would wait for its writer.
+fn read(file: &Path) -> Option<UpRecord> {
+    let about = fs::symlink_metadata(file).ok()?;
+    let may_be_one = file.extension()? == RECORD_EXTENSION && about.is_file() && about.len() <= MAX_RECORD_BYTES;
+    may_be_one.then(|| fs::read(file).ok().and_then(|text| serde_json::from_slice(&text).ok())).flatten()
 }
 
 /// The folder of records and logs, which is made where it is missing.
@@ -207,6 +221,22 @@ pub(super) mod tests {
 
     fn own() -> i32 {
         i32::try_from(std::process::id()).unwrap()
+    }
+
+    #[test]
+    fn only_plain_files_of_a_records_size_are_read() {
+        let place = tempfile::tempdir().unwrap();
+        let path = |name: &str| place.path().join(name);
+        let text = serde_json::to_string(&record(7, Path::new("/s"))).unwrap();
+        fs::write(path("a.json"), &text).unwrap();
+        assert_eq!(read(&path("a.json")).map(|record| record.pid), Some(7));
+        fs::write(path("a.log"), &text).unwrap();
+        fs::write(path("large.json"), text + &" ".repeat(1 << 20)).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", path("endless.json")).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, path("pipe.json"), rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0).unwrap();
+        for other in ["a.log", "large.json", "endless.json", "pipe.json", "none.json"] {
+            assert_eq!(read(&path(other)), None, "{other}");
+        }
     }
 
     #[tokio::test]
