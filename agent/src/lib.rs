@@ -63,6 +63,7 @@ pub use metrics::AgentMetrics;
 use node::NodeState;
 use pages::{AgentPages, PagesListener};
 use plan::{HostResources, Inventory, Plan, PlanError};
+pub use process::table::process_start;
 use run_dir::{RunDir, RunDirError};
 use uplink::{AttachLimits, Attachments, RouterTarget, Uplink};
 use vllm::version;

@@ -20,7 +20,7 @@ pub mod telemetry;
 
 pub use collector::{CollectorSettings, CollectorSettingsError, SamplingRule, TraceSettings};
 pub use config::{ConfigError, Section, SettingSources, Settings};
-pub use listen::{ListenError, accept, bind, configure_stream, resolve};
+pub use listen::{ListenError, accept, bind, configure_stream, reachable_here, resolve};
 pub use shutdown::Shutdown;
 pub use socket::{PrivateSocket, SocketError};
 

@@ -1,8 +1,7 @@
 //! TCP listeners: binding with errors that name the setting, accepting despite errors, and
 //! connections tuned for small messages.
 
-use std::net::SocketAddr;
-
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use rustix::net::sockopt::set_tcp_user_timeout;
@@ -34,6 +33,16 @@ pub async fn bind(address: &str, setting: &'static str) -> Result<(TcpListener, 
     })?;
     let bound = listener.local_addr().map_err(other)?;
     Ok((listener, bound))
+}
+
+/// The address at which programs of this host reach a listener. A listener on all addresses is on
+/// loopback too.
+#[must_use]
+pub fn reachable_here(mut address: SocketAddr) -> SocketAddr {
+    if address.ip().is_unspecified() {
+        address.set_ip(if address.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() });
+    }
+    address
 }
 
 /// Connections that may wait to be accepted: a thousand clients may start at once. The kernel's own

@@ -67,6 +67,11 @@ impl LocalFleet {
     }
 }
 
+/// Each of them, as a list in a sentence.
+pub(crate) fn describe_all(fleets: &[LocalFleet]) -> String {
+    fleets.iter().map(LocalFleet::describe).collect::<Vec<_>>().join(", ")
+}
+
 /// Finds all of this user's on this host, those with a router first. A router that does not answer
 /// has no replicas.
 pub(crate) async fn find_local_fleets() -> Vec<LocalFleet> {
@@ -103,15 +108,15 @@ fn share_out(first: &UpRecord, joined: &[&UpRecord], listed: ListResponse) -> Ve
 /// When there is none, or several and no name chooses.
 pub(crate) async fn find_local_fleet(name: Option<&str>) -> anyhow::Result<LocalFleet> {
     let mut fleets = find_local_fleets().await;
-    let up: Vec<String> = fleets.iter().map(LocalFleet::describe).collect();
+    let up = describe_all(&fleets);
     match (name, fleets.len()) {
         (_, 0) => bail!(NOTHING_UP),
         (Some(name), _) => match fleets.into_iter().find(|fleet| fleet.serves(name)) {
             Some(fleet) => Ok(fleet),
-            None => bail!("{name} is not up here; up is {}", up.join(", ")),
+            None => bail!("{name} is not up here; up is {up}"),
         },
         (None, _) if fleets.iter().all(|fleet| fleet.shares_router(&fleets[0])) => Ok(fleets.remove(0)),
-        (None, several) => bail!("{several} models are up, so name one of them: {}", up.join(", ")),
+        (None, several) => bail!("{several} models are up, so name one of them: {up}"),
     }
 }
 

@@ -21,7 +21,7 @@ use crate::AdjustRouter;
 use crate::admin::{AdminClient, connect_to_socket, connect_with, list_fleet};
 use crate::agent::prepare_and_run;
 use crate::cluster::name_of_model;
-use crate::local_fleet::{JoinedAgent, LocalFleet, PublishedRecord, UpRecord, UpRouter, find_local_fleets};
+use crate::local_fleet::{JoinedAgent, LocalFleet, PublishedRecord, UpRecord, UpRouter, describe_all, find_local_fleets};
 use crate::output::describe;
 use crate::router::{address_lines, log_exposures, router_config};
 use crate::settings::user_key_file;
@@ -251,13 +251,13 @@ fn publish(record: anyhow::Result<UpRecord>) -> Option<PublishedRecord> {
 /// Says what is up here already, if that is why the address is in use.
 async fn explain_conflict(error: StartError) -> anyhow::Error {
     let is_in_use = matches!(&error, StartError::Listen(ListenError::InUse { .. }) | StartError::Replaceable(_));
-    let up: Vec<String> = if is_in_use { find_local_fleets().await.iter().map(LocalFleet::describe).collect() } else { Vec::new() };
-    if up.is_empty() {
+    let fleets = if is_in_use { find_local_fleets().await } else { Vec::new() };
+    if fleets.is_empty() {
         return error.into();
     }
     anyhow::anyhow!(
         "up here already: {}; `hostler ps` shows it, `hostler down` ends it, and `--listen 127.0.0.1:0 --admin-listen 127.0.0.1:0` starts another one beside it ({error})",
-        up.join(", ")
+        describe_all(&fleets)
     )
 }
 

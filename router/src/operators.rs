@@ -7,11 +7,12 @@ mod first_tokens;
 mod socket;
 mod watch;
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use hostler_boot::reachable_here;
 use hostler_placement::cost;
 use hostler_proto::fleet::v1::{
     Cache, Decision, ExpectRequest, ExpectResponse, ExplainRequest, ExplainResponse, FirstTokens, FleetFinding, GoneJob, ListRequest,
@@ -253,16 +254,6 @@ impl Operators {
         });
         merge_answers(futures_util::future::join_all(ordered).await).map(|replicas| Response::new(TargetResponse { replicas }))
     }
-}
-
-/// The address at which programs of this host reach a listener. A listener on all addresses is on
-/// loopback too.
-fn reachable_here(mut address: SocketAddr) -> SocketAddr {
-    if address.ip().is_unspecified() {
-        let loopback = if address.is_ipv4() { IpAddr::from(Ipv4Addr::LOCALHOST) } else { Ipv6Addr::LOCALHOST.into() };
-        address.set_ip(loopback);
-    }
-    address
 }
 
 struct NodeAnswer {

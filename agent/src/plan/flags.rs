@@ -120,18 +120,9 @@ fn add_memory_flags(list: &mut FlagList<'_>, setup: &EnginePlanSetup, place: &Re
     if place.tp > 1 {
         list.add("--tensor-parallel-size", place.tp.to_string(), FlagOrigin::Hostler, "the GPUs of one replica, see the layout");
     }
-    let utilization = place.memory.utilization(setup).to_string();
-    match place.memory {
-        MemoryPart::Alone => {}
-        MemoryPart::BesideStandby(_) => {
-            list.add("--gpu-memory-utilization", utilization.as_str(), FlagOrigin::Hostler, "the standby has the rest, see the layout");
-        }
-        MemoryPart::Standby(_) => {
-            let because = "the weights, and a cache for one context; the other engine has the rest";
-            return list.add("--gpu-memory-utilization", utilization, FlagOrigin::Hostler, because);
-        }
-    }
-    if let Some(tokens) = place.shortened_context {
+    // A standby has a context of its own.
+    let shortened = place.shortened_context.filter(|_| !matches!(place.memory, MemoryPart::Standby(_)));
+    if let Some(tokens) = shortened {
         list.add(
             "--max-model-len",
             tokens.to_string(),
@@ -139,15 +130,13 @@ fn add_memory_flags(list: &mut FlagList<'_>, setup: &EnginePlanSetup, place: &Re
             "the model's own context does not fit; the engine would not start with it",
         );
     }
-    match (place.memory, setup.profile) {
-        (MemoryPart::BesideStandby(_) | MemoryPart::Standby(_), _) => {}
-        (MemoryPart::Alone, Profile::Conservative) => {
-            list.add("--gpu-memory-utilization", utilization, FlagOrigin::Hostler, "leaves memory for what vLLM does not count");
-        }
-        (MemoryPart::Alone, _) => {
-            list.add("--gpu-memory-utilization", utilization, FlagOrigin::Engine, "the rest is for CUDA and what vLLM does not count");
-        }
-    }
+    let (origin, because) = match (place.memory, setup.profile) {
+        (MemoryPart::Standby(_), _) => (FlagOrigin::Hostler, "the weights, and a cache for one context; the other engine has the rest"),
+        (MemoryPart::BesideStandby(_), _) => (FlagOrigin::Hostler, "the standby has the rest, see the layout"),
+        (MemoryPart::Alone, Profile::Conservative) => (FlagOrigin::Hostler, "leaves memory for what vLLM does not count"),
+        (MemoryPart::Alone, _) => (FlagOrigin::Engine, "the rest is for CUDA and what vLLM does not count"),
+    };
+    list.add("--gpu-memory-utilization", place.memory.utilization(setup).to_string(), origin, because);
 }
 
 fn add_standby_flags(list: &mut FlagList<'_>, standby: &StandbyMemory) {

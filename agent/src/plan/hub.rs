@@ -15,6 +15,7 @@ use tokio::process::Command;
 
 use crate::prompt_files::resolve_folder;
 use crate::vllm::arguments::{EngineArguments, value_of};
+use crate::vllm::version::last_line;
 
 /// Time limit. The files have some 20 MB, and without a network the library gives up after 10 s for
 /// each attempt.
@@ -65,12 +66,11 @@ pub(super) async fn fetch(interpreter: &Path, model: &str, arguments: &[String])
         Err(error) => Err(HubError::Start(interpreter.display().to_string(), error)),
         Ok(None) => Err(HubError::Timeout),
         Ok(Some(Output { status, .. })) if status.success() => Ok(()),
-        Ok(Some(Output { stderr, .. })) => Err(HubError::Refused(last_line(&String::from_utf8_lossy(&stderr)))),
+        Ok(Some(Output { stderr, .. })) => match last_line(&String::from_utf8_lossy(&stderr)) {
+            "" => Err(HubError::Refused("it said nothing".to_owned())),
+            words => Err(HubError::Refused(words.to_owned())),
+        },
     }
-}
-
-fn last_line(output: &str) -> String {
-    output.lines().rev().map(str::trim).find(|line| !line.is_empty()).unwrap_or("it said nothing").to_owned()
 }
 
 #[cfg(test)]

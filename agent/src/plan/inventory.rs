@@ -93,10 +93,13 @@ pub async fn plan_inventory(found: Inventory, config: AgentConfig) -> Result<Pla
 /// Fetches the small files of a model that is not downloaded yet. Without them, the engine starts with
 /// its own defaults.
 async fn fetch_description(interpreter: &Path, config: &AgentConfig, downloads: &Path) {
-    let arguments = expand_config_file(&config.engine_args);
-    if !hub::may_fetch(&config.model, &arguments, downloads, |name| std::env::var_os(name)) {
-        return;
-    }
+    let (model, given, downloads) = (config.model.clone(), config.engine_args.clone(), downloads.to_owned());
+    // The folder of downloads may be on a slow disk, and a router may serve on this thread already.
+    let looked = tokio::task::spawn_blocking(move || {
+        let arguments = expand_config_file(&given);
+        hub::may_fetch(&model, &arguments, &downloads, |name| std::env::var_os(name)).then_some(arguments)
+    });
+    let Some(arguments) = looked.await.expect("looking for a model does not panic") else { return };
     tracing::info!(model = config.model, "fetching the model's description: it is not downloaded yet");
     if let Err(error) = hub::fetch(interpreter, &config.model, &arguments).await {
         tracing::warn!(model = config.model, %error, "the model's description cannot be fetched, so nothing can be computed for it");

@@ -154,7 +154,7 @@ fn find_rust_front_end(output: &str) -> Option<PathBuf> {
     binaries.find(|path| std::fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0))
 }
 
-fn last_line(output: &str) -> &str {
+pub(crate) fn last_line(output: &str) -> &str {
     let mut lines = output.lines().rev().map(str::trim);
     lines.find(|line| !line.is_empty()).unwrap_or_default()
 }

@@ -13,17 +13,17 @@ const LATE_FROM: f64 = 0.05;
 pub(super) fn time_spent(decision: &Decision, chosen: &Scored) -> Option<String> {
     let first = decision.first_token?;
     let Terms { queue, prefill, steps, memory, .. } = chosen.terms.unwrap_or_default();
-    let parts = [
-        (decision.queue_seconds, "it waited in the router, because no replica had room"),
-        (first * queue, "prompts of others were computed before it"),
-        (first * prefill, "its own prompt was computed"),
-        (first * steps, "its steps were shared with answers that run there"),
-        (first * memory, "it waited for room in the engine's KV cache"),
-    ];
     let expected = first_token(chosen);
     // The engine does not say what its first token waited for: the prediction's shares do.
-    let share = |(index, (seconds, words)): (usize, (f64, &'static str))| (if index == 0 { seconds } else { seconds / expected }, words);
-    let longest = parts.into_iter().enumerate().map(share).max_by(|(one, _), (other, _)| one.total_cmp(other));
+    let share = |predicted: f64| first * predicted / expected;
+    let parts = [
+        (decision.queue_seconds, "it waited in the router, because no replica had room"),
+        (share(queue), "prompts of others were computed before it"),
+        (share(prefill), "its own prompt was computed"),
+        (share(steps), "its steps were shared with answers that run there"),
+        (share(memory), "it waited for room in the engine's KV cache"),
+    ];
+    let longest = parts.into_iter().max_by(|(one, _), (other, _)| one.total_cmp(other));
     let longest = longest.filter(|(seconds, _)| seconds.is_finite() && *seconds > 0.0).map(|(_, words)| format!("; most of it: {words}"));
     let late = if first > LATE_FACTOR * expected.max(LATE_FROM) {
         ", later than was expected: `hostler advise` says what costs that engine speed"

@@ -14,7 +14,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::{sleep, timeout};
 
-use super::{LocalFleet, find_local_fleets};
+use super::{LocalFleet, describe_all, find_local_fleets};
 use crate::admin::{connect_to_socket, status_error};
 use crate::fleet_state::NOTHING_UP;
 use crate::output::say;
@@ -33,8 +33,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
 pub(crate) async fn down(names: &[String]) -> anyhow::Result<()> {
     let fleets = find_local_fleets().await;
     if let Some(unknown) = names.iter().find(|name| !fleets.iter().any(|fleet| fleet.serves(name))) {
-        let up: Vec<String> = fleets.iter().map(LocalFleet::describe).collect();
-        bail!("{unknown} is not up here{}", if up.is_empty() { String::new() } else { format!("; up is {}", up.join(", ")) });
+        let up = if fleets.is_empty() { String::new() } else { format!("; up is {}", describe_all(&fleets)) };
+        bail!("{unknown} is not up here{up}");
     }
     if fleets.is_empty() {
         bail!(NOTHING_UP);

@@ -6,13 +6,13 @@
 
 use std::fs::{self, DirBuilder};
 use std::io::ErrorKind;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use hostler_boot::home;
+use hostler_agent::process_start;
 use hostler_boot::socket::is_private_folder;
+use hostler_boot::{home, reachable_here};
 use hostler_router::Router;
 use hostler_tls::write_private;
 use rustix::process::geteuid;
@@ -75,27 +75,19 @@ impl UpRouter {
     /// When there is no working directory to complete a path with.
     pub(crate) fn of(router: &Router, key_file: &Path, tls_dir: &Path, wants_token: bool) -> anyhow::Result<Option<Self>> {
         let Some(socket) = router.operators_socket() else { return Ok(None) };
-        let (scheme, edge) = (router.edge_scheme(), reachable(router.edge_address()));
+        let (scheme, edge) = (router.edge_scheme(), reachable_here(router.edge_address()));
         let key_file = router.requires_keys().then(|| std::path::absolute(key_file));
         let has_authority = scheme == "https" && !tls_dir.as_os_str().is_empty();
         let authority = has_authority.then(|| tls_dir.join("ca.crt")).filter(|file| file.is_file()).map(std::path::absolute);
         Ok(Some(Self {
             base_url: format!("{scheme}://{edge}/v1"),
             operators_socket: std::path::absolute(socket)?,
-            agents: reachable(router.agents_address()).to_string(),
+            agents: reachable_here(router.agents_address()).to_string(),
             wants_token,
             key_file: key_file.transpose()?,
             authority: authority.transpose()?,
         }))
     }
-}
-
-/// The address by which programs of this host reach a listener.
-fn reachable(mut address: SocketAddr) -> SocketAddr {
-    if address.ip().is_unspecified() {
-        address.set_ip(if address.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() });
-    }
-    address
 }
 
 impl UpRecord {
@@ -105,7 +97,7 @@ impl UpRecord {
     /// When the kernel does not describe it.
     pub(crate) fn of_this_process(name: String, router: UpRouter, joined: Option<JoinedAgent>, is_simulated: bool) -> anyhow::Result<Self> {
         let pid = i32::try_from(std::process::id())?;
-        let started = start_of(pid).context("/proc does not show this process")?;
+        let started = process_start(pid).context("/proc does not show this process")?;
         Ok(Self { host: this_host(), pid, started, name, router, joined, is_simulated })
     }
 
@@ -127,15 +119,8 @@ impl UpRecord {
     }
 
     fn is_process_gone(&self) -> bool {
-        start_of(self.pid) != Some(self.started)
+        process_start(self.pid) != Some(self.started)
     }
-}
-
-/// When a process began; `None` if there is none of this number.
-fn start_of(pid: i32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The 22nd field (proc(5)); the second is a name in brackets, which may hold anything.
-    stat.rsplit(')').next()?.split_whitespace().nth(19)?.parse().ok()
 }
 
 /// Removes the file when `hostler up` ends.
@@ -211,7 +196,7 @@ pub(super) mod tests {
         UpRecord {
             host: this_host(),
             pid,
-            started: start_of(pid).unwrap_or(0),
+            started: process_start(pid).unwrap_or(0),
             name: String::new(),
             router,
             joined: None,

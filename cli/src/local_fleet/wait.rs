@@ -7,7 +7,7 @@ use anyhow::bail;
 use hostler_proto::fleet::v1::Replica;
 use tokio::time::sleep;
 
-use super::{LocalFleet, find_local_fleets};
+use super::{LocalFleet, describe_all, find_local_fleets};
 use crate::fleet_state::NOTHING_UP;
 use crate::output::say;
 use crate::startup_progress::StartupProgress;
@@ -114,8 +114,7 @@ fn judge(fleets: &[LocalFleet], name: Option<&str>) -> LocalOutlook {
         let failure = replica.state().failure.as_ref().map(|failure| format!("{}; {}", failure.cause, failure.remedy));
         failure.or_else(|| Some(format!("{} is {}: {}", replica.id, replica.phase().as_str(), replica.first_reason())))
     });
-    let up = || format!("up is {}", fleets.iter().map(LocalFleet::describe).collect::<Vec<_>>().join(", "));
-    cause.map_or_else(|| LocalOutlook::Unknown(up()), LocalOutlook::Failing)
+    cause.map_or_else(|| LocalOutlook::Unknown(format!("up is {}", describe_all(fleets))), LocalOutlook::Failing)
 }
 
 #[cfg(test)]

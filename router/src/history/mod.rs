@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 
 use crate::outcome::EndCounts;
 use series::SeriesTable;
-pub(crate) use starts::{StreamStart, first_token_quantiles};
+pub(crate) use starts::{StreamStart, first_token_quantiles, nearest_rank};
 pub(crate) use step::{FleetStep, ReplicaReading, ReplicaStep, TenantReading, TenantStep};
 
 /// Seconds of a step.

@@ -59,6 +59,11 @@ fn median(times: Vec<f64>) -> Option<f64> {
 /// Quantiles by nearest rank: each one is a time that was measured.
 pub(crate) fn first_token_quantiles(mut times: Vec<f64>) -> Option<FirstTokens> {
     times.sort_by(f64::total_cmp);
-    let at = |percent: usize| times.get((times.len() * percent).div_ceil(100).saturating_sub(1)).copied();
-    Some(FirstTokens { streams: u32::try_from(times.len()).unwrap_or(u32::MAX), p50: at(50)?, p99: at(99)? })
+    let streams = u32::try_from(times.len()).unwrap_or(u32::MAX);
+    Some(FirstTokens { streams, p50: nearest_rank(&times, 50)?, p99: nearest_rank(&times, 99)? })
+}
+
+/// The least of these ascending values that so many percent do not exceed.
+pub(crate) fn nearest_rank(sorted: &[f64], percent: usize) -> Option<f64> {
+    sorted.get((sorted.len() * percent).div_ceil(100).saturating_sub(1)).copied()
 }

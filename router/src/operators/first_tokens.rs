@@ -8,7 +8,7 @@ use hostler_proto::fleet::v1::FirstTokens;
 use rustc_hash::FxHashMap;
 
 use super::count;
-use crate::history::first_token_quantiles;
+use crate::history::{first_token_quantiles, nearest_rank};
 use crate::placement::PlacementDecision;
 
 /// Oldest decisions that count. Older ones say nothing about the present.
@@ -26,9 +26,7 @@ pub(super) struct FirstTokenTimes {
 impl FirstTokenTimes {
     pub(super) fn gather(decisions: &[Arc<PlacementDecision>], now: SystemTime) -> Self {
         let mut times = Self::default();
-        // If the clock was set back, no decision is too old.
-        let recent = decisions.iter().filter(|decision| now.duration_since(decision.decided_at).unwrap_or_default() <= MAX_AGE);
-        for decision in recent {
+        for decision in recent(decisions, now, MAX_AGE) {
             let came = decision.outcome.lock().first_token_seconds;
             if let Some(seconds) = came {
                 times.add(decision.choice().0, seconds);
@@ -55,17 +53,22 @@ impl FirstTokenTimes {
     }
 }
 
+/// Decisions that are no older. If the clock was set back, none is.
+fn recent(decisions: &[Arc<PlacementDecision>], now: SystemTime, age: Duration) -> impl Iterator<Item = &PlacementDecision> {
+    decisions.iter().map(|decision| &**decision).filter(move |decision| now.duration_since(decision.decided_at).unwrap_or_default() <= age)
+}
+
 /// How many requests of the last minute waited for a replica with room, and the seconds that one in
 /// ten of them waited at least.
 pub(super) fn queue_waits(decisions: &[Arc<PlacementDecision>], now: SystemTime) -> Option<(u32, f64)> {
-    let recent = decisions.iter().filter(|decision| now.duration_since(decision.decided_at).unwrap_or_default() <= QUEUE_AGE);
-    longest_tenth(recent.map(|decision| f64::from(decision.queued_seconds)).filter(|seconds| *seconds > 0.0).collect())
+    longest_tenth(
+        recent(decisions, now, QUEUE_AGE).map(|decision| f64::from(decision.queued_seconds)).filter(|seconds| *seconds > 0.0).collect(),
+    )
 }
 
 fn longest_tenth(mut waits: Vec<f64>) -> Option<(u32, f64)> {
     waits.sort_by(f64::total_cmp);
-    let rank = (waits.len() * 9).div_ceil(10).saturating_sub(1);
-    Some((count(waits.len()), *waits.get(rank)?))
+    Some((count(waits.len()), nearest_rank(&waits, 90)?))
 }
 
 #[cfg(test)]

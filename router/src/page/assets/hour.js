@@ -3,7 +3,7 @@
 import { Chart } from "./charts.js";
 import { el } from "./dom.js";
 import { percent, seconds, short } from "./figures.js";
-import { ask } from "./session.js";
+import { ask, idPath } from "./session.js";
 
 /** A step's figure, or nothing where its subject was not there. */
 const figure = (name) => (step) => step[name] ?? null;
@@ -34,7 +34,7 @@ const OF_TENANT = [
   ["Tokens/s", short, [{ name: "generated/s", of: figure("tokens_per_second"), mark: "first" }]],
 ];
 
-export const replicaHour = (id) => hour(`/page/steps/replica/${id.split("/").map(encodeURIComponent).join("/")}`, OF_REPLICA);
+export const replicaHour = (id) => hour(`/page/steps/replica/${idPath(id)}`, OF_REPLICA);
 export const tenantHour = (name) => hour(`/page/steps/tenant/${encodeURIComponent(name)}`, OF_TENANT);
 
 function hour(path, charts) {

@@ -2,7 +2,7 @@
 
 import { el } from "./dom.js";
 import { model } from "./model.js";
-import { ask } from "./session.js";
+import { ask, idPath } from "./session.js";
 
 export function engineLog(id) {
   if (!model.mayOperate) return "";
@@ -15,7 +15,7 @@ export function engineLog(id) {
 
 async function read(id, text) {
   try {
-    const { lines } = await ask(`/page/logs/${id.split("/").map(encodeURIComponent).join("/")}`);
+    const { lines } = await ask(`/page/logs/${idPath(id)}`);
     text.textContent = lines.join("\n") || "It has written nothing yet.";
     text.scrollTop = text.scrollHeight;
   } catch (error) {

@@ -55,6 +55,9 @@ export async function ask(path, body) {
   return answer.json();
 }
 
+/** A replica's id as a part of a path: its slashes stay. */
+export const idPath = (id) => id.split("/").map(encodeURIComponent).join("/");
+
 const pause = (millis) => new Promise((resolve) => setTimeout(resolve, millis));
 
 /**
