@@ -381,6 +381,10 @@ pub(crate) fn decision_message(record: &PlacementDecision) -> Decision {
         status: outcome.status.map(u32::from),
         end: outcome.end.unwrap_or_default().to_owned(),
         between_tokens: outcome.between_tokens_seconds,
+        total: outcome.total_seconds,
+        answer_tokens: outcome.answer_tokens,
+        longest_gap: outcome.longest_gap_seconds.map(|(gap, _)| gap),
+        longest_gap_at: outcome.longest_gap_seconds.map(|(_, began)| began),
     }
 }
 

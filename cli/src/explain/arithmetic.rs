@@ -103,10 +103,14 @@ fn count(tokens: u64) -> f64 {
     tokens as f64
 }
 
-/// Milliseconds of a step that decodes the replica's running requests.
-fn step(scored: &Scored) -> f64 {
+/// Seconds of a step that decodes the replica's running requests.
+pub(super) fn step_seconds(scored: &Scored) -> f64 {
     let Rates { step, decode, context, .. } = rates(scored);
-    milliseconds(step + decode * f64::from(scored.in_flight) + context * count(scored.context))
+    step + decode * f64::from(scored.in_flight) + context * count(scored.context)
+}
+
+fn step(scored: &Scored) -> f64 {
+    milliseconds(step_seconds(scored))
 }
 
 fn queue(scored: &Scored) -> TermBreakdown {

@@ -2,6 +2,7 @@
 //! or through the lane's task, which writes to the client while the relay waits.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use hostler_proto::lane::{ConsumeOutcome, InlineConsumer};
@@ -33,6 +34,8 @@ pub(crate) struct PipelineState {
     pub(crate) trial_progress: Option<TrialProgress>,
     pub(crate) sent_bytes: u64,
     pub(crate) last_progress_at: Instant,
+    /// The longest time between two pieces, and when it ended.
+    pub(crate) longest_gap: (Duration, Instant),
     /// Since when the client of a replayed stream has received nothing.
     pub(crate) silent_since: Option<Instant>,
     pub(crate) direct_writer: Option<Arc<DirectWriter>>,
@@ -57,6 +60,7 @@ impl AnswerPipeline {
             trial_progress,
             sent_bytes: 0,
             last_progress_at,
+            longest_gap: (Duration::ZERO, last_progress_at),
             silent_since: None,
             direct_writer: None,
             failure: None,
@@ -69,6 +73,21 @@ impl AnswerPipeline {
 }
 
 impl PipelineState {
+    /// Records that a piece has come.
+    pub(crate) fn record_progress(&mut self) {
+        let now = Instant::now();
+        let gap = now.saturating_duration_since(self.last_progress_at);
+        if gap > self.longest_gap.0 {
+            self.longest_gap = (gap, now);
+        }
+        self.last_progress_at = now;
+    }
+
+    /// Takes the longest gap of an engine's part of the stream. The next part begins without one.
+    pub(crate) fn take_gap(&mut self) -> (Duration, Instant) {
+        std::mem::replace(&mut self.longest_gap, (Duration::ZERO, self.last_progress_at))
+    }
+
     /// Tokens of the stream so far: all if the engine returns them, else at least so many.
     pub(crate) fn seen_tokens(&self) -> u64 {
         let recorded = self.token_record.as_ref().map_or(0, |record| record.emitted_tokens());
@@ -187,7 +206,7 @@ impl InlineConsumer for AnswerPipeline {
         }
         let Some(direct_writer) = flow.direct_writer.clone() else { return ConsumeOutcome::Declined(piece) };
         let Some(free) = direct_writer.try_acquire() else { return ConsumeOutcome::Declined(piece) };
-        flow.last_progress_at = Instant::now();
+        flow.record_progress();
         match flow.process(piece) {
             (ChunkOutcome::Forward(bytes), _) if bytes.is_empty() => ConsumeOutcome::Consumed,
             (ChunkOutcome::Forward(bytes), end) => {

@@ -195,7 +195,7 @@ impl Relay {
         }
         self.attach_consumer();
         if let Poll::Ready(piece) = self.exchange.poll_body(context) {
-            self.pipeline.lock().last_progress_at = Instant::now();
+            self.pipeline.lock().record_progress();
             if matches!(&piece, Err(broken) if broken.fault == Fault::EngineLost) {
                 let _ = self.context.crash_watch.record_engine_loss(&self.context.replica.engine_life());
             }
@@ -266,6 +266,8 @@ impl Relay {
             self.context.log_entry.record_first_byte();
             self.context.attempt_entry.record_first_token();
             self.context.crash_watch.mark_answered();
+            // The wait for the first event is no gap in the stream.
+            self.pipeline.lock().take_gap();
         }
         let (passed, end) = self.pipeline.lock().process(bytes);
         let passed = self.apply_outcome(passed);

@@ -49,6 +49,13 @@ pub(crate) struct PlacementOutcome {
     pub first_token_seconds: Option<f64>,
     /// Seconds between two tokens of the stream, once it is complete.
     pub between_tokens_seconds: Option<f64>,
+    /// Seconds from the dispatch to the end of the answer, or of what this engine gave of it.
+    pub total_seconds: Option<f64>,
+    /// Tokens of the answer, once it is complete.
+    pub answer_tokens: Option<u64>,
+    /// The longest time between two pieces of the stream, and when it began, in seconds from the
+    /// dispatch.
+    pub longest_gap_seconds: Option<(f64, f64)>,
     /// Prompt tokens that were cached, as the engine reports.
     pub cached_tokens: Option<u32>,
     /// The status of the engine's answer.

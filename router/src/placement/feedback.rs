@@ -2,6 +2,7 @@
 //! the prediction. Follows one placed request until its answer has ended.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use hostler_placement::affinity::ReplicaSlot;
 use hostler_placement::block_keys::BlockKey;
@@ -94,7 +95,17 @@ impl PlacementFeedback {
 
     /// Records how the answer has ended, or why no more of it came from this engine.
     pub(crate) fn record_outcome(&self, end: &'static str) {
-        self.decision.outcome.lock().end = Some(end);
+        let mut outcome = self.decision.outcome.lock();
+        outcome.end = Some(end);
+        outcome.total_seconds = Some(self.sent_at.elapsed().as_secs_f64());
+    }
+
+    /// Records the longest gap in a stream: how long it was, and when it ended.
+    pub(crate) fn record_gap(&self, (gap, ended_at): (Duration, Instant)) {
+        if !gap.is_zero() {
+            let began = ended_at.saturating_duration_since(self.sent_at).saturating_sub(gap);
+            self.decision.outcome.lock().longest_gap_seconds = Some((gap.as_secs_f64(), began.as_secs_f64()));
+        }
     }
 
     /// Learns from a complete generation, with so many tokens `seen` of a stream, on an engine with
@@ -108,6 +119,9 @@ impl PlacementFeedback {
         let learned = completion.min(context).min(self.max_output_tokens.unwrap_or(u64::MAX));
         if learned > 0 && one {
             self.placer.output_lengths.observe(learned);
+        }
+        if completion > 0 {
+            self.decision.outcome.lock().answer_tokens = Some(completion);
         }
         if let Some(first) = self.first_token_at.filter(|_| self.is_stream && completion > 2) {
             let now = Instant::now();

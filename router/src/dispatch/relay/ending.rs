@@ -76,6 +76,9 @@ impl Relay {
         let RelayContext { metrics, log_entry, feedback, replica, received_at, .. } = &self.context;
         metrics.record_end(outcome, *received_at);
         log_entry.record_end(outcome, cause, usage);
+        if self.is_event_stream() {
+            feedback.record_gap(self.pipeline.lock().take_gap());
+        }
         feedback.record_outcome(outcome.as_str());
         if Verdict::from(outcome).is_failure() {
             replica.local_load.count_failure();

@@ -162,6 +162,7 @@ impl Relay {
         if !awaits_first_event {
             self.context.crash_watch.mark_answered();
         }
+        self.context.feedback.record_gap(self.pipeline.lock().take_gap());
         self.context.feedback.record_outcome(loss.cause.as_str());
         self.context.in_flight = in_flight;
         self.context.replica = replica;
@@ -175,7 +176,7 @@ impl Relay {
         self.silence_timer = None;
         let mut flow = self.pipeline.lock();
         flow.continuation = continuation;
-        flow.last_progress_at = Instant::now();
+        flow.record_progress();
         flow.silent_since = flow.replay_record.as_ref().map(|_| loss.at);
         flow.trial_progress = self.context.crash_watch.trial_progress(dialect.token_marker());
         self.is_direct_writing_pending = flow.direct_writer.is_some();
