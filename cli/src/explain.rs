@@ -127,7 +127,7 @@ fn costs(order: &[(usize, &Scored)], is_chosen: impl Fn(usize) -> bool) -> Vec<S
         [
             "",
             "REPLICA",
-            "TOTAL ms",
+            "COST ms",
             "QUEUE",
             "PREFILL",
             "STEPS",

@@ -150,7 +150,10 @@ mod tests {
     fn a_plain_answer_has_its_whole_time() {
         let decision = Decision { total: Some(2.0), answer_tokens: Some(400), ..Decision::default() };
         let told = time_spent(&decision, &chosen(Terms { steps: 0.005, prefill: 0.02, ..Terms::default() }, 0)).unwrap();
-        assert!(told.contains("queue, 2.000 s until the whole answer of 400 tokens, which was no stream; most of it: the engine's"), "{told}");
+        assert!(
+            told.contains("queue, 2.000 s until the whole answer of 400 tokens, which was no stream; most of it: the engine's"),
+            "{told}"
+        );
         assert_eq!(time_spent(&Decision::default(), &Scored::default()), None, "it runs still");
     }
 

@@ -3,6 +3,7 @@ use std::time::Duration;
 use super::*;
 use crate::placement::OutputBounds;
 use crate::placement::PlacementRequest;
+use crate::placement::decisions::PlacementOutcome;
 use crate::placement::prompt::tests::text;
 use crate::placement::tests::Fixture;
 
@@ -83,7 +84,8 @@ async fn a_plain_answer_teaches_its_length_but_no_speed() {
     tokio::time::sleep(Duration::from_secs(9)).await;
     placed.record_start();
     placed.record_end(usage(1000, None), 0, 4096, true);
-    assert_eq!((*record.outcome.lock(), fixture.fleet.view().replicas[0].local_load.learned().rates), (Default::default(), before));
+    let learned = PlacementOutcome { answer_tokens: Some(1000), ..PlacementOutcome::default() };
+    assert_eq!((*record.outcome.lock(), fixture.fleet.view().replicas[0].local_load.learned().rates), (learned, before));
     assert!(fixture.placer.output_lengths.expected(OutputBounds::default()) > 256.0);
 }
 
