@@ -19,7 +19,7 @@ pub mod socket;
 pub mod telemetry;
 
 pub use collector::{CollectorSettings, CollectorSettingsError, SamplingRule, TraceSettings};
-pub use config::{ConfigError, Section, SettingSources, Settings};
+pub use config::{ConfigError, Mistakes, Section, SettingSources, Settings};
 pub use listen::{ListenError, accept, bind, configure_stream, reachable_here, resolve};
 pub use shutdown::Shutdown;
 pub use socket::{PrivateSocket, SocketError};

@@ -6,6 +6,7 @@ mod agent;
 mod batch;
 mod bench;
 mod bridge;
+mod check;
 mod cluster;
 mod connect;
 mod controller;
@@ -353,7 +354,7 @@ fn run(mut cli: Cli, given: CommandFlags<'_>, adjust_router: AdjustRouter) -> an
         Command::Bridge(args) => runtime.block_on(bridge::bridge(args)),
         Command::Sim(sim) => runtime.block_on(sim::run(sim)),
         Command::Simulate(args) => simulate::simulate(&args),
-        Command::Check { file: named } => settings::check(named.or(file).as_deref()),
+        Command::Check { file: named } => check::check(named.or(file).as_deref()),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut command(false), "hostler", &mut script);

@@ -3,7 +3,6 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args};
 use hostler_agent::AgentConfig;
@@ -11,8 +10,6 @@ use hostler_boot::telemetry::{self, LogConfig};
 use hostler_boot::{Section, SettingSources, Settings};
 use hostler_controller::ClusterConfig;
 use hostler_router::RouterConfig;
-
-use crate::output::{complain, say};
 
 /// What comes after `--` on the command line.
 #[derive(Debug, Args)]
@@ -156,25 +153,4 @@ pub(crate) fn check_site(file: &Path) -> anyhow::Result<()> {
     settings.section::<AgentConfig>("agent")?;
     settings.section::<ClusterConfig>("cluster")?;
     Ok(())
-}
-
-/// Checks a file as every role would read it, and says all that is wrong.
-pub(crate) fn check(file: Option<&Path>) -> anyhow::Result<()> {
-    let file = file.context("there is no configuration file of yours: name one, as in `hostler check FILE`")?;
-    let mut mistakes: Vec<String> = Settings::mistakes(&all(), file)?.iter().map(ToString::to_string).collect();
-    if mistakes.is_empty() {
-        let log: LogConfig = Settings::load(&all(), &SettingSources { file: Some(file), ..SettingSources::default() })?.section("log")?;
-        mistakes.extend(telemetry::init(&log).err().map(|error| error.to_string()));
-    }
-    match &mistakes[..] {
-        [] => {
-            say(&format!("{} is sound", file.display()));
-            Ok(())
-        }
-        [only] => bail!("{only}"),
-        several => {
-            several.iter().for_each(|mistake| complain(mistake));
-            bail!("{} mistakes are in {}", several.len(), file.display())
-        }
-    }
 }

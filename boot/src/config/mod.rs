@@ -6,7 +6,9 @@
 //! need no second list.
 
 mod document;
+mod file;
 mod schema;
+mod words;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,8 +19,12 @@ use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
 pub use document::{example_file, json_schema, markdown};
+use file::{FileKey, FileSection};
 use schema::Rejection;
 pub use schema::{Section, Setting, ValueKind, nearest};
+
+/// Most mistakes of a file that are put into words.
+const MAX_MISTAKES: usize = 20;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
@@ -46,6 +52,8 @@ pub struct SettingSources<'a> {
 pub struct Settings {
     values: Table,
     origins: BTreeMap<String, String>,
+    /// The lines of settings that the file gives.
+    lines: BTreeMap<String, usize>,
 }
 
 impl Settings {
@@ -54,9 +62,10 @@ impl Settings {
     /// # Errors
     /// Unknown keys of the file, and values that are not of the setting's kind.
     pub fn load(sections: &[Section], sources: &SettingSources<'_>) -> Result<Self, ConfigError> {
-        let mut settings = Self { values: Table::new(), origins: BTreeMap::new() };
+        let mut settings = Self { values: Table::new(), origins: BTreeMap::new(), lines: BTreeMap::new() };
         if let Some(path) = sources.file {
-            settings.read_file(path, sections)?.into_iter().next().map_or(Ok(()), Err)?;
+            let first = settings.read_file(path, sections)?.into_iter().next();
+            first.map_or(Ok(()), |mistake| Err(mistake.explain(sections)))?;
         }
         let environment: BTreeMap<&str, &str> = sources.environment.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
         for setting in sections.iter().flat_map(|section| &section.settings) {
@@ -77,24 +86,29 @@ impl Settings {
         Ok(settings)
     }
 
-    /// All mistakes of a file, as far as each can be seen alone: keys that no section has first, then
-    /// values. Empty if it is sound.
+    /// The mistakes of a file, as far as each can be seen alone, by line. Nothing is first if it is
+    /// sound.
     ///
     /// # Errors
     /// When the file cannot be read, or is not TOML.
-    pub fn mistakes(sections: &[Section], file: &Path) -> Result<Vec<ConfigError>, ConfigError> {
-        let mut settings = Self { values: Table::new(), origins: BTreeMap::new() };
+    pub fn mistakes(sections: &[Section], file: &Path) -> Result<Mistakes, ConfigError> {
+        let mut settings = Self { values: Table::new(), origins: BTreeMap::new(), lines: BTreeMap::new() };
         let mut mistakes = settings.read_file(file, sections)?;
         for section in sections {
             let given = settings.values.get(section.name).and_then(Value::as_table).into_iter().flatten();
             // A struct reports its first mistake alone, so each value is read without the others.
             let rejected = given.filter_map(|(key, value)| {
                 let alone = Table::from_iter([(key.clone(), value.clone())]);
-                (section.read)(Value::Table(alone)).err().map(|error| settings.explain(section.name, &error))
+                let error = (section.read)(Value::Table(alone)).err()?;
+                let line = settings.lines.get(&format!("{}.{key}", section.name)).copied().unwrap_or_default();
+                Some(Mistake { line, origin: String::new(), what: MistakeKind::Value(settings.explain(section.name, &error)) })
             });
             mistakes.extend(rejected);
         }
-        Ok(mistakes)
+        mistakes.sort_by_key(|mistake| mistake.line);
+        let more = mistakes.len().saturating_sub(MAX_MISTAKES);
+        mistakes.truncate(MAX_MISTAKES);
+        Ok(Mistakes { first: mistakes.into_iter().map(|mistake| mistake.explain(sections)).collect(), more })
     }
 
     /// A section as its struct.
@@ -111,7 +125,7 @@ impl Settings {
         let setting = key.split('[').next().unwrap_or(&key);
         ConfigError::Value {
             origin: self.origins.get(setting).cloned().unwrap_or_else(|| "default".into()),
-            message: error.inner().to_string().trim().replace('\n', " "),
+            message: words::of_type_error(error.inner().message()),
             key,
         }
     }
@@ -172,44 +186,91 @@ impl Settings {
         Ok(())
     }
 
-    /// Takes what a file gives, and returns the keys and tables that it may not have.
-    fn read_file(&mut self, path: &Path, sections: &[Section]) -> Result<Vec<ConfigError>, ConfigError> {
-        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-        let table: Table = text.parse().map_err(|error: toml::de::Error| ConfigError::Syntax {
-            path: path.to_owned(),
-            message: error.to_string().trim().to_owned(),
-        })?;
+    /// Takes what a file gives, and returns the keys and tables that it may not have, by line.
+    fn read_file(&mut self, path: &Path, sections: &[Section]) -> Result<Vec<Mistake>, ConfigError> {
         let mut mistakes = Vec::new();
-        for (section_name, value) in table {
-            let place = |key: Option<&str>| {
-                let line = schema::line_of(&text, &section_name, key).map(|line| format!(":{line}"));
-                format!("{}{}", path.display(), line.unwrap_or_default())
-            };
-            let Some(section) = sections.iter().find(|section| section.name == section_name) else {
-                let nearest = nearest(&section_name, sections.iter().map(|section| section.name)).map(str::to_owned);
-                mistakes.push(ConfigError::Unknown { origin: place(None), key: section_name, nearest });
+        for FileSection { key: FileKey { name, line }, entries } in file::read(path)? {
+            let place = |line: usize| format!("{}:{line}", path.display());
+            let Some(section) = sections.iter().find(|section| section.name == name) else {
+                mistakes.push(Mistake { line, origin: place(line), what: MistakeKind::Section(name) });
                 continue;
             };
-            let Value::Table(entries) = value else {
-                let message = format!("a section was expected: write [{section_name}] on a line of its own");
-                mistakes.push(ConfigError::Value { origin: place(None), key: section_name, message });
+            let Some(entries) = entries else {
+                mistakes.push(Mistake { line, origin: place(line), what: MistakeKind::NoTable(name) });
                 continue;
             };
-            for (key, value) in entries {
-                let origin = place(Some(&key));
-                let full = format!("{section_name}.{key}");
+            for (FileKey { name: key, line }, value) in entries {
                 if !section.settings.iter().any(|setting| setting.key == key) {
-                    let nearest = nearest(&key, section.settings.iter().map(|setting| setting.key));
-                    let nearest = nearest.map(|name| format!("{section_name}.{name}"));
-                    mistakes.push(ConfigError::Unknown { origin, key: full, nearest });
+                    mistakes.push(Mistake { line, origin: place(line), what: MistakeKind::Key(section.name, key) });
                     continue;
                 }
-                self.set(&section_name, &key, value);
-                self.origins.insert(full, origin);
+                self.set(section.name, &key, value);
+                self.origins.insert(format!("{name}.{key}"), place(line));
+                self.lines.insert(format!("{name}.{key}"), line);
             }
         }
+        mistakes.sort_by_key(|mistake| mistake.line);
         Ok(mistakes)
     }
+}
+
+/// What is wrong in a file, before it is put into words: only the first mistakes are.
+#[derive(Debug)]
+struct Mistake {
+    line: usize,
+    origin: String,
+    what: MistakeKind,
+}
+
+#[derive(Debug)]
+enum MistakeKind {
+    /// An unknown section.
+    Section(String),
+    /// A value where a section belongs.
+    NoTable(String),
+    /// An unknown key of a section.
+    Key(&'static str, String),
+    Value(ConfigError),
+}
+
+impl Mistake {
+    fn explain(self, sections: &[Section]) -> ConfigError {
+        let Self { origin, what, .. } = self;
+        match what {
+            MistakeKind::Section(name) => {
+                let nearest = nearest(&name, sections.iter().map(|section| section.name)).map(str::to_owned);
+                ConfigError::Unknown { origin, key: cut(&name), nearest }
+            }
+            MistakeKind::NoTable(name) => {
+                let message = format!("a section was expected: write [{name}] on a line of its own");
+                ConfigError::Value { origin, key: name, message }
+            }
+            MistakeKind::Key(section, key) => {
+                let known = sections.iter().filter(|known| known.name == section).flat_map(|known| &known.settings);
+                let nearest = nearest(&key, known.map(|setting| setting.key)).map(|name| format!("{section}.{name}"));
+                ConfigError::Unknown { origin, key: format!("{section}.{}", cut(&key)), nearest }
+            }
+            MistakeKind::Value(error) => error,
+        }
+    }
+}
+
+/// All mistakes of a file: the first ones, and how many more there are.
+#[derive(Debug, Default)]
+pub struct Mistakes {
+    pub first: Vec<ConfigError>,
+    pub more: usize,
+}
+
+/// Most characters of a name that are repeated in a message.
+const MAX_NAME: usize = 80;
+
+fn cut(name: &str) -> String {
+    let mut cut: String = name.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).take(MAX_NAME).collect();
+    if cut.len() < name.len() {
+        cut.push('…');
+    }
+    cut
 }
 
 #[cfg(test)]

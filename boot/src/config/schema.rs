@@ -179,21 +179,17 @@ fn kind_of(field: &Json) -> ValueKind {
     }
 }
 
+/// A longer name is no typo of a known one, and the comparison takes the product of both lengths.
+const MAX_TYPO: usize = 80;
+
 /// The known name closest to `name`, if it is close enough to be a typo: one letter in three, and
 /// always one, may be wrong, missing, too many or swapped with its neighbour.
 pub fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    let most = (name.chars().count() / 3).max(1);
+    let letters = name.chars().count();
+    if letters > MAX_TYPO {
+        return None;
+    }
+    let most = (letters / 3).max(1);
     let distances = known.map(|candidate| (strsim::osa_distance(name, candidate), candidate));
     distances.filter(|(distance, _)| *distance <= most).min_by_key(|(distance, _)| *distance).map(|(_, candidate)| candidate)
-}
-
-/// Line, counted from 1, on which `section` begins, or on which `key` is assigned after that.
-pub(super) fn line_of(text: &str, section: &str, key: Option<&str>) -> Option<usize> {
-    let names = |line: &str, name: &str| {
-        let line = line.trim_start().trim_start_matches(['[', '"', '\'']);
-        line.strip_prefix(name).is_some_and(|rest| rest.trim_start_matches(['"', '\'', ' ', '\t']).starts_with(['=', ']', '.']))
-    };
-    let begin = text.lines().position(|line| names(line, section))?;
-    let within = key.and_then(|key| text.lines().skip(begin).position(|line| names(line, key)));
-    Some(begin + within.unwrap_or(0) + 1)
 }

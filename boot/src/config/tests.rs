@@ -92,13 +92,13 @@ fn what_is_no_typo_gets_no_suggestion() {
 fn all_mistakes_of_a_file_are_found_at_once() {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(b"other = 1\n[example]\nlisen = \"x\"\nworkers = -1\nmode = \"quick\"\npeers = [\"a:1\", 2]\n").unwrap();
-    let found: Vec<String> = Settings::mistakes(&sections(), file.path()).unwrap().iter().map(ToString::to_string).collect();
+    let found: Vec<String> = Settings::mistakes(&sections(), file.path()).unwrap().first.iter().map(ToString::to_string).collect();
     let expected = [
-        ":3: unknown key `example.lisen`; did you mean `example.listen`?",
         ":1: unknown key `other`",
-        ":5: example.mode: unknown variant `quick`",
-        ":6: example.peers[1]: invalid type: integer `2`, expected a string",
-        ":4: example.workers: invalid value: integer `-1`, expected u32",
+        ":3: unknown key `example.lisen`; did you mean `example.listen`?",
+        ":4: example.workers: a whole number from 0 on was expected, not -1",
+        ":5: example.mode: one of slow, fast was expected, not quick",
+        ":6: example.peers[1]: a text in quotes was expected, not 2",
     ];
     assert_eq!(found.len(), expected.len(), "{found:?}");
     for (found, expected) in found.iter().zip(expected) {
@@ -141,15 +141,47 @@ fn an_absent_optional_duration_is_an_empty_text() {
 
 #[test]
 fn a_key_in_two_sections_is_found_in_its_own() {
-    let text = "[other]\nworkers = 1\n\n[example]\nlisten = \"a\"\nworkers = \"many\"\n";
-    assert_eq!(schema::line_of(text, "example", Some("workers")), Some(6));
-    assert_eq!(schema::line_of(text, "other", Some("workers")), Some(2));
+    let sections = [sections(), vec![Section::of::<Example>("other")]].concat();
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    // A line within a text is no key.
+    file.write_all(b"[other]\nlisten = \"\"\"\nworkers = 1\n\"\"\"\n[example]\nlisten = \"a\"\nworkers = \"many\"\n").unwrap();
+    let found = Settings::mistakes(&sections, file.path()).unwrap().first;
+    assert!(found.len() == 1 && found[0].to_string().contains(":7: example.workers"), "{found:?}");
+}
+
+#[test]
+fn only_the_first_of_many_mistakes_are_put_into_words() {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    let unknown = (0..10_000).map(|index| format!("unknown_key_{index} = 1\n")).collect::<String>();
+    file.write_all(format!("[example]\n{unknown}{} = 1\n", "x".repeat(100_000)).as_bytes()).unwrap();
+    let found = Settings::mistakes(&sections(), file.path()).unwrap();
+    assert_eq!((found.first.len(), found.more), (20, 9981));
+    assert!(found.first[19].to_string().contains(":21: unknown key `example.unknown_key_19`"), "{}", found.first[19]);
+}
+
+#[test]
+fn a_file_without_an_end_is_refused() {
+    for (path, words) in [("/dev/zero", "is larger than 1024 KiB"), ("/", "cannot read the configuration file")] {
+        let error = Settings::mistakes(&sections(), Path::new(path)).unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("pipe");
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+    assert!(made.is_ok_and(|made| made.success()));
+    let error = Settings::mistakes(&sections(), &pipe).unwrap_err().to_string();
+    assert!(error.contains("it is a pipe or a socket"), "{error}");
 }
 
 #[test]
 fn a_bad_value_names_its_place_key_and_expected_type() {
     for (file, environment, flags, expected) in [
-        (Some("[example]\nworkers = \"many\"\n"), &[][..], &[][..], "2: example.workers: invalid type: string \"many\", expected u32"),
+        (
+            Some("[example]\nworkers = \"many\"\n"),
+            &[][..],
+            &[][..],
+            "2: example.workers: a whole number from 0 on was expected, not \"many\"",
+        ),
         (
             None,
             &[("HOSTLER_EXAMPLE_WORKERS", "many")][..],
@@ -163,7 +195,7 @@ fn a_bad_value_names_its_place_key_and_expected_type() {
             &[][..],
             "2: example.drain_timeout: a duration such as \"10s\" or \"5m\" was expected",
         ),
-        (Some("[example]\nworkers = -1\n"), &[][..], &[][..], "2: example.workers: invalid value"),
+        (Some("[example]\nworkers = -1\n"), &[][..], &[][..], "2: example.workers: a whole number from 0 on was expected, not -1"),
         (Some("[example\n"), &[][..], &[][..], "is not valid TOML"),
         (Some("example = 3\n"), &[][..], &[][..], "a section was expected"),
     ] {
