@@ -1,7 +1,7 @@
 //! `hostler plan`: what the agent would run on this host, or on a described one, and why. Starts
 //! nothing.
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use clap::Args;
 use hostler_agent::AgentConfig;
 use hostler_agent::plan::described_gpus::parse_gpus;
@@ -46,13 +46,17 @@ pub(crate) async fn plan(settings: &Settings, args: &PlanArgs) -> anyhow::Result
         |text: &String| VllmVersion::parse(text).with_context(|| format!("--vllm-version {text:?} is no version, such as 0.32.0"));
     let version = args.vllm_version.as_ref().map(release).transpose()?;
     let leaving = hostler_agent::describe_leaving(&config);
+    let (name, chosen_gpus) = (config.model.clone(), config.tp);
     let preview = preview(config, PreviewRequest { described_gpus: described, version }).await?;
+    // The simulated engine and one that runs already need no facts of their model.
+    let is_guess =
+        chosen_gpus == 0 && !preview.plan.setup.simulated && !preview.plan.setup.attached && preview.plan.model.facts().is_none();
     if args.json {
         let mut document = preview.plan.json();
         document["supposes"] = preview.assumptions.into();
         document["leaving"] = leaving.into();
         say(&serde_json::to_string_pretty(&document)?);
-        return Ok(());
+        return check_computed(is_guess, &name);
     }
     say(&preview.plan.page());
     for (at, sentence) in leaving.iter().enumerate() {
@@ -61,5 +65,11 @@ pub(crate) async fn plan(settings: &Settings, args: &PlanArgs) -> anyhow::Result
     for sentence in preview.assumptions {
         say(&format!("note       {sentence}"));
     }
+    check_computed(is_guess, &name)
+}
+
+/// A plan that knows nothing of its model is no plan, for scripts either.
+fn check_computed(is_guess: bool, model: &str) -> anyhow::Result<()> {
+    ensure!(!is_guess, "nothing could be computed for {model}, as the plan says beside its name");
     Ok(())
 }

@@ -72,7 +72,10 @@ def plan(hub, tmp_path: Path, model: str) -> dict:
     kept |= {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", "HF_HOME": str(tmp_path / "hf"), "NO_PROXY": "127.0.0.1"}
     vllm = fleets.cache_folder() / "vllm-0.32" / "bin" / "vllm"
     command = [binary(), "plan", model, "--vllm-bin", str(vllm), "--gpus", "1x24", "--json"]
-    return json.loads(subprocess.run(command, capture_output=True, text=True, timeout=100, env=kept, check=True).stdout)
+    planned = subprocess.run(command, capture_output=True, text=True, timeout=100, env=kept, check=False)
+    document = json.loads(planned.stdout)
+    assert (planned.returncode != 0) == ("unknown" in document["model"]), planned.stderr
+    return document
 
 
 def test_a_model_that_is_not_downloaded_is_planned_from_its_small_files(hub, tmp_path: Path):
@@ -86,4 +89,4 @@ def test_a_model_that_is_not_downloaded_is_planned_from_its_small_files(hub, tmp
 
 def test_a_model_that_the_hub_does_not_have_is_planned_without_its_size(hub, tmp_path: Path):
     facts = plan(hub, tmp_path, "org/none")["model"]
-    assert "hf download org/none config.json" in facts["unknown"], facts
+    assert "the hub has no such model" in facts["unknown"], facts

@@ -40,6 +40,42 @@ pub(super) enum HubError {
     Refused(String),
 }
 
+/// Names of the library's errors, and words of its requests, where no network leads to the hub.
+const UNREACHED: [&str; 8] = [
+    "LocalEntryNotFoundError",
+    "OfflineModeIsEnabled",
+    "ConnectionError",
+    "ConnectError",
+    "ConnectTimeout",
+    "ReadTimeout",
+    "NameResolutionError",
+    "ProxyError",
+];
+
+impl HubError {
+    /// Why nothing is known of `model`, and what to do about it.
+    pub(super) fn explain(&self, model: &str) -> String {
+        let words = self.to_string();
+        let has = |names: &[&str]| names.iter().any(|name| words.contains(name));
+        let offline = "or name a folder";
+        match self {
+            Self::Refused(_) if has(&["GatedRepoError"]) => {
+                format!("it is gated: ask for access on its page, then `hf auth login` and `hf download {model} config.json` ({words})")
+            }
+            Self::Refused(_) if has(&["RepositoryNotFoundError", "RevisionNotFoundError"]) => {
+                format!("the hub has no such model, or it is private: check the name, or `hf auth login` ({words})")
+            }
+            Self::Timeout => {
+                format!("the hub did not answer ({words}): `hf download {model} config.json` where there is a network, {offline}")
+            }
+            Self::Refused(_) if has(&UNREACHED) => {
+                format!("the hub is not reached from here: `hf download {model} config.json` where there is a network, {offline} ({words})")
+            }
+            _ => format!("its description could not be fetched ({words}): `hf download {model} config.json` first, {offline}"),
+        }
+    }
+}
+
 /// Whether the description may be fetched: the name is one of Hugging Face's, is found nowhere here,
 /// and no setting says that it comes from elsewhere.
 pub(super) fn may_fetch(model: &str, arguments: &[String], downloads: &Path, variable: impl Fn(&str) -> Option<OsString>) -> bool {
@@ -97,6 +133,16 @@ mod tests {
         fs::create_dir_all(cache.path().join("models--org--here/refs")).unwrap();
         fs::write(cache.path().join("models--org--here/refs/main"), "abc").unwrap();
         assert!(!may("org/here", &[], false) && may("org/here", &["--revision", "v2"], false));
+    }
+
+    #[test]
+    fn a_name_that_the_hub_lacks_is_no_network_that_is_down() {
+        let explained = |words: &str| HubError::Refused(words.to_owned()).explain("org/m");
+        assert!(explained("huggingface_hub.errors.RepositoryNotFoundError: 404 Client Error").contains("no such model"));
+        assert!(explained("huggingface_hub.errors.GatedRepoError: 401").contains("is gated"));
+        assert!(explained("huggingface_hub.errors.LocalEntryNotFoundError: An error happened").contains("not reached from here"));
+        assert!(HubError::Timeout.explain("org/m").contains("did not answer"));
+        assert!(explained("OSError: disk full").contains("could not be fetched (OSError: disk full)"));
     }
 
     #[tokio::test]

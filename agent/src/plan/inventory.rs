@@ -9,7 +9,7 @@ use hostler_boot::program::find_program;
 
 use super::described_gpus::DescribedGpus;
 use super::host_resources::{CPUS_PER_ENGINE, SHARED_BYTES_PER_ENGINE};
-use super::{HostResources, Plan, PlanError, PlanInput, front_end, hub, make_plan};
+use super::{HostResources, ModelInfo, Plan, PlanError, PlanInput, front_end, hub, make_plan};
 use crate::AgentError;
 use crate::config::{AgentConfig, EngineKind};
 use crate::gpu::{Gpu, NvlinkTopology};
@@ -65,9 +65,8 @@ pub async fn plan_inventory(found: Inventory, config: AgentConfig) -> Result<Pla
         _ => parsers.clone(),
     };
     let downloads = prompt_files::hub_cache(|name| std::env::var_os(name));
-    if let Some(interpreter) = installed.as_ref().and_then(|installed| installed.interpreter.as_deref()) {
-        fetch_description(interpreter, &config, &downloads).await;
-    }
+    let interpreter = installed.as_ref().and_then(|installed| installed.interpreter.as_deref());
+    let not_fetched = fetch_description(interpreter, &config, &downloads).await;
     let planned = tokio::task::spawn_blocking(move || {
         let traces = match engine {
             EngineProgram::Simulated { .. } | EngineProgram::Attached { .. } => EngineTraces::Unasked,
@@ -87,23 +86,36 @@ pub async fn plan_inventory(found: Inventory, config: AgentConfig) -> Result<Pla
         };
         make_plan(&ground, &config)
     });
-    planned.await.expect("planning does not panic")
+    let mut plan = planned.await.expect("planning does not panic")?;
+    let wants_facts = !plan.setup.simulated && !plan.setup.attached;
+    if let (ModelInfo::Unknown { because }, Some(reason)) = (&mut plan.model, not_fetched.filter(|_| wants_facts)) {
+        *because = reason;
+    }
+    Ok(plan)
 }
 
 /// Fetches the small files of a model that is not downloaded yet. Without them, the engine starts with
-/// its own defaults.
-async fn fetch_description(interpreter: &Path, config: &AgentConfig, downloads: &Path) {
-    let (model, given, downloads) = (config.model.clone(), config.engine_args.clone(), downloads.to_owned());
+/// its own defaults. Returns why they are not here.
+async fn fetch_description(interpreter: Option<&Path>, config: &AgentConfig, downloads: &Path) -> Option<String> {
+    let (name, given, folder) = (config.model.clone(), config.engine_args.clone(), downloads.to_owned());
     // The folder of downloads may be on a slow disk, and a router may serve on this thread already.
     let looked = tokio::task::spawn_blocking(move || {
         let arguments = expand_config_file(&given);
-        hub::may_fetch(&model, &arguments, &downloads, |name| std::env::var_os(name)).then_some(arguments)
+        hub::may_fetch(&name, &arguments, &folder, |name| std::env::var_os(name)).then_some(arguments)
     });
-    let Some(arguments) = looked.await.expect("looking for a model does not panic") else { return };
+    let arguments = looked.await.expect("looking for a model does not panic")?;
+    let model = &config.model;
+    let Some(interpreter) = interpreter else {
+        let folder = downloads.display();
+        return Some(format!(
+            "it is not downloaded to {folder}, and nobody was asked whether there is such a model, because that takes vLLM's Python: \
+             `hf download {model} config.json` first, or decide with --tp"
+        ));
+    };
     tracing::info!(model = config.model, "fetching the model's description: it is not downloaded yet");
-    if let Err(error) = hub::fetch(interpreter, &config.model, &arguments).await {
-        tracing::warn!(model = config.model, %error, "the model's description cannot be fetched, so nothing can be computed for it");
-    }
+    let error = hub::fetch(interpreter, &config.model, &arguments).await.err()?;
+    tracing::warn!(model = config.model, %error, "the model's description cannot be fetched, so nothing can be computed for it");
+    Some(error.explain(model))
 }
 
 /// Assumptions of a preview in place of this host.
