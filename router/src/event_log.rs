@@ -57,6 +57,14 @@ impl EventLog {
         ring.events.iter().skip(skipped).cloned().collect()
     }
 
+    /// The subjects of grave events of this kind since `since`, in milliseconds since 1970, one for
+    /// each event.
+    pub(crate) fn grave_subjects(&self, kind: &str, since: u64) -> Vec<String> {
+        let ring = self.0.lock();
+        let recent = ring.events.iter().rev().take_while(|event| event.at_ms >= since);
+        recent.filter(|event| event.grave && event.kind == kind).map(|event| event.subject.clone()).collect()
+    }
+
     /// The number of the latest event; 0 before the first.
     pub(crate) fn last_number(&self) -> u64 {
         self.0.lock().last_number
@@ -90,6 +98,18 @@ mod tests {
         assert!(log.after(5, 10).is_empty());
         assert_eq!(numbers(&log.after(0, 2)), [4, 5], "the latest ones");
         assert!(log.after(99, 10).is_empty(), "a number of the router before this one");
+    }
+
+    #[test]
+    fn only_recent_grave_events_of_a_kind_have_their_subjects_counted() {
+        let log = EventLog::default();
+        let record = |at_ms, kind: &str, grave| {
+            log.push(FleetEvent { at_ms, kind: kind.into(), subject: at_ms.to_string(), grave, ..FleetEvent::default() });
+        };
+        for (at_ms, kind, grave) in [(1, "lost", true), (5, "lost", true), (6, "lost", false), (7, "other", true), (9, "lost", true)] {
+            record(at_ms, kind, grave);
+        }
+        assert_eq!(log.grave_subjects("lost", 2), ["9", "5"]);
     }
 
     #[test]

@@ -28,8 +28,14 @@ const LONG_WAIT_SECONDS: f64 = 10.0;
 pub(crate) enum FindingKind {
     RequestsFail,
     FleetBelowHalf,
+    EngineCrashLoop,
+    RequestBanned,
     QueueWait,
     FirstTokensSlow,
+    ReplicaQuarantined,
+    NodeLost,
+    JobsEnd,
+    KeyFileUnusable,
 }
 
 /// What findings follow from.
@@ -47,15 +53,35 @@ pub(crate) struct FleetFacts {
     pub(crate) replicas: usize,
     /// Replicas that have failed, are quarantined, or whose agent is silent.
     pub(crate) down: usize,
+    pub(crate) quarantined: usize,
+    /// Replicas whose engines have failed again and again in the last half hour.
+    pub(crate) crash_loops: usize,
+    /// Nodes that were lost in the last ten minutes.
+    pub(crate) nodes_lost: usize,
+    /// How many replicas serve, and how many of those the end of their batch jobs leaves in half an
+    /// hour; `None` where a controller brings others.
+    pub(crate) serving: Option<(usize, usize)>,
+    pub(crate) is_key_file_unusable: bool,
 }
 
 /// What is wrong, the gravest first.
 pub(crate) fn list(facts: &FleetFacts) -> Vec<FleetFinding> {
     let FleetFacts { ends, first_tokens, queued, .. } = facts;
-    [failing_requests(ends), fleet_below_half(facts), long_queue(facts), slow_first_tokens(*first_tokens, *queued)]
-        .into_iter()
-        .flatten()
-        .collect()
+    [
+        failing_requests(ends),
+        fleet_below_half(facts),
+        crash_loop(facts.crash_loops),
+        banned_request(ends),
+        long_queue(facts),
+        slow_first_tokens(*first_tokens, *queued),
+        quarantine(facts.quarantined),
+        lost_nodes(facts.nodes_lost),
+        ending_jobs(facts.serving),
+        unusable_key_file(facts.is_key_file_unusable),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 fn finding(kind: FindingKind, evidence: String, advice: &str) -> FleetFinding {
@@ -104,6 +130,47 @@ fn fleet_below_half(facts: &FleetFacts) -> Option<FleetFinding> {
     let FleetFacts { replicas, down, .. } = *facts;
     let evidence = format!("{down} of {replicas} replicas have failed, are quarantined or silent");
     (2 * down > replicas).then(|| finding(FindingKind::FleetBelowHalf, evidence, "`hostler ps` says what each of them failed of"))
+}
+
+fn crash_loop(replicas: usize) -> Option<FleetFinding> {
+    let evidence = format!("the engine of {} has failed three times or more within half an hour", some(replicas, "replica"));
+    let advice = "`hostler ps` says what it failed of, `hostler logs` what it wrote; `hostler drain` takes it out of service meanwhile";
+    (replicas > 0).then(|| finding(FindingKind::EngineCrashLoop, evidence, advice))
+}
+
+fn banned_request(ends: &EndCounts) -> Option<FleetFinding> {
+    let refused = ends.refused[RefusalReason::CrashSuspect as usize];
+    let evidence = format!("{refused} requests of the last minute were refused, because engines have crashed with them");
+    let advice = "the access log names them (cause=crash_suspect): find out what they have in common";
+    (refused > 0).then(|| finding(FindingKind::RequestBanned, evidence, advice))
+}
+
+fn quarantine(replicas: usize) -> Option<FleetFinding> {
+    let evidence = format!("{} stays out of service until somebody releases it", some(replicas, "replica"));
+    let advice = "`hostler ps` says why; then `hostler release`";
+    (replicas > 0).then(|| finding(FindingKind::ReplicaQuarantined, evidence, advice))
+}
+
+fn lost_nodes(nodes: usize) -> Option<FleetFinding> {
+    let evidence = format!("{} was lost within ten minutes: its agent went without having stopped its engines", some(nodes, "node"));
+    let advice = "the events say which; that host's own log says what happened, if it is alive";
+    (nodes > 0).then(|| finding(FindingKind::NodeLost, evidence, advice))
+}
+
+/// A fleet of jobs most of which end, and that nobody is known to replace.
+fn ending_jobs(serving: Option<(usize, usize)>) -> Option<FleetFinding> {
+    let (now, later) = serving.filter(|(now, later)| 2 * later < *now)?;
+    let evidence = format!("of the {now} replicas that serve, {later} will be there in half an hour: the batch jobs of the others end");
+    Some(finding(FindingKind::JobsEnd, evidence, "submit other jobs now, if the fleet is to go on; `hostler ps` says which end, and when"))
+}
+
+fn unusable_key_file(is_unusable: bool) -> Option<FleetFinding> {
+    let evidence = "the key file has changed and cannot be read: a key that was revoked since then is still valid".to_owned();
+    is_unusable.then(|| finding(FindingKind::KeyFileUnusable, evidence, "`hostler keys list` says what is wrong with it"))
+}
+
+fn some(count: usize, what: &str) -> String {
+    if count == 1 { format!("one {what}") } else { format!("each of {count} {what}s") }
 }
 
 /// A fleet that has more work than it has room for.
@@ -227,6 +294,17 @@ mod tests {
         let down = |down| list(&FleetFacts { replicas: 8, down, ..FleetFacts::default() });
         assert_eq!((down(4), down(5)[0].kind.as_str()), (Vec::new(), "fleet-below-half"));
         assert_eq!(list(&FleetFacts::default()), [], "nothing has come yet");
+    }
+
+    #[test]
+    fn what_an_alert_tells_of_engines_nodes_and_jobs_is_found() {
+        let kinds = |facts: FleetFacts| list(&facts).into_iter().map(|found| found.kind).collect::<Vec<_>>();
+        let facts = FleetFacts { replicas: 8, ..FleetFacts::default() };
+        assert_eq!(kinds(FleetFacts { quarantined: 1, crash_loops: 2, ..facts }), ["engine-crash-loop", "replica-quarantined"]);
+        assert_eq!(kinds(FleetFacts { nodes_lost: 1, is_key_file_unusable: true, ..facts }), ["node-lost", "key-file-unusable"]);
+        assert_eq!(kinds(FleetFacts { serving: Some((8, 3)), ..facts }), ["jobs-end"]);
+        assert!(kinds(FleetFacts { serving: Some((8, 4)), ..facts }).is_empty() && kinds(FleetFacts { serving: None, ..facts }).is_empty());
+        assert_eq!(ended(ends(100, &[(RefusalReason::CrashSuspect, 1)]))[0].kind, "request-banned");
     }
 
     /// An operator who reads of one finds the other.

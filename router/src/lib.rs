@@ -82,7 +82,7 @@ use keys::{AdminGuard, KeyFileError, Keys, PageSessions, Secret};
 pub use metrics::RouterMetrics;
 use operators::OperatorsSocket;
 pub use operators::find_operators_sockets;
-use page::Page;
+use page::{EdgePlace, Page, PageChat};
 use pages::RouterAdmin;
 use placement::{MAX_QUEUED_BYTES, Placer, PrefillWindows, QueueLimits, RequestQueue, maintain_tokenizers};
 use shared_state::SharedState;
@@ -395,6 +395,7 @@ impl Router {
     /// If it does not get the other router's place.
     pub async fn run(mut self, shutdown: Shutdown) -> Result<(), TakeoverError> {
         let page_sessions = PageSessions::new(self.keys.clone());
+        let edge_place = EdgePlace { scheme: self.edge_scheme(), address: self.edge.1 };
         let guard = self.guard(page_sessions.clone());
         let state = SharedState::start(&self.config, self.succession, &shutdown);
         let (serving, tasks, end) = (&state.serving, &state.tasks, state.tasks.end());
@@ -418,7 +419,7 @@ impl Router {
         // A replaced router serves its remaining requests as before, so it waits for replicas too.
         let waiting = if state.succession.keeps_place() { Shutdown::new() } else { shutdown.clone() };
         let queue = RequestQueue::start(placer.clone(), queue_limits(&self.config), tasks, waiting);
-        let calls = state.operators(&placer, &queue, (page_sessions, self.admin.1));
+        let calls = state.operators(&placer, &queue, (page_sessions.clone(), access.refusals(), self.admin.1));
         let mut metric_registry = self.metric_registry;
         metric_registry.register_collector(RouterCollector {
             calls: calls.clone(),
@@ -428,7 +429,6 @@ impl Router {
         });
         calls.watch_fleet(tasks);
         let page = Page::start(calls.clone(), tasks, state.admin_end.clone());
-        let overview = RouterAdmin { calls, page, metric_registry, shutdown: serving.clone() };
         let dispatch = state.dispatch(&self.config, placer, queue, metrics);
         let edge = Arc::new(Edge {
             bookings: Bookings::start(dispatch.queue.clone(), tasks),
@@ -448,6 +448,8 @@ impl Router {
             admission: admission.clone(),
             dispatch,
         });
+        let chat = PageChat::new(&edge, page_sessions, edge_place);
+        let overview = RouterAdmin { calls, page, chat, metric_registry, shutdown: serving.clone() };
         let edge_tls = self.tls.edge.clone();
         let admin = (self.admin.0, self.tls.admin.clone());
         parts.push(tokio::spawn(self.tls.renew_certificates(end.clone())));

@@ -4,6 +4,7 @@
 mod announcement;
 mod demand;
 mod first_tokens;
+mod fleet_facts;
 mod socket;
 mod watch;
 
@@ -15,16 +16,18 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use hostler_boot::reachable_here;
 use hostler_placement::cost;
 use hostler_proto::fleet::v1::{
-    Cache, Decision, ExpectRequest, ExpectResponse, ExplainRequest, ExplainResponse, FirstTokens, FleetFinding, GoneJob, ListRequest,
-    ListResponse, LogsRequest, LogsResponse, LoraRequest, Node, OpenPageRequest, OpenPageResponse, PastRequest, PastResponse, Rates,
-    Replica, RequestCounts, Scored, SleepRequest, TargetRequest, TargetResponse, TenantUse, Terms, fleet_server,
+    Cache, Decision, ExpectRequest, ExpectResponse, ExplainRequest, ExplainResponse, GoneJob, ListRequest, ListResponse, LogsRequest,
+    LogsResponse, LoraRequest, Node, OpenPageRequest, OpenPageResponse, PastRequest, PastResponse, Rates, Replica, RequestCounts, Scored,
+    SleepRequest, TargetRequest, TargetResponse, TenantUse, Terms, fleet_server,
 };
 use tokio::time::Instant;
 use tonic::{Code, Request, Response, Status};
 
+use crate::access_log::RefusalLog;
 use crate::admission::Admission;
-use crate::findings::{self, FleetFacts};
-use crate::fleet::{Fleet, FleetView, Phase, ReplicaOrder, job_message};
+use crate::client_text::cut;
+use crate::findings;
+use crate::fleet::{Fleet, FleetView, ReplicaOrder, job_message};
 use crate::history::History;
 use crate::keys::{PageRights, PageSessions, TOKEN_LIFE, presented_key};
 use crate::outcome::{EndCounts, Verdict};
@@ -46,6 +49,8 @@ pub(crate) struct Operators {
     /// The last hour, as `watch_fleet` has read it.
     pub(crate) history: History,
     pub(crate) page_sessions: PageSessions,
+    /// The latest requests that no replica got.
+    pub(crate) refusals: RefusalLog,
     /// The address of the page.
     pub(crate) admin_address: SocketAddr,
 }
@@ -54,6 +59,9 @@ pub(crate) struct Operators {
 pub(crate) const MAX_DECISIONS: usize = 1000;
 
 const MAX_TENANTS: usize = 64;
+
+/// Most replicas that the answer to an unknown name lists.
+const MAX_NAMED: usize = 20;
 
 #[tonic::async_trait]
 impl fleet_server::Fleet for Operators {
@@ -190,27 +198,6 @@ impl Operators {
         }
     }
 
-    /// What is wrong about the fleet now, the gravest first.
-    pub(crate) fn findings(&self) -> Vec<FleetFinding> {
-        let first_tokens = FirstTokenTimes::gather(&self.placer.decisions.latest(MAX_DECISIONS), SystemTime::now());
-        findings::list(&self.facts(first_tokens.of_all()))
-    }
-
-    fn facts(&self, first_tokens: Option<FirstTokens>) -> FleetFacts {
-        let view = self.fleet.view();
-        let is_down = |replica: &&Arc<crate::fleet::Replica>| {
-            replica.lease_lapsed || matches!(replica.state.phase, Phase::Failed | Phase::Quarantined)
-        };
-        FleetFacts {
-            ends: self.history.recent_ends(&self.placer.metrics.end_counts()),
-            first_tokens,
-            queue_waits: first_tokens::queue_waits(&self.placer.decisions.latest(MAX_DECISIONS), SystemTime::now()),
-            queued: self.queue.waiting_count(),
-            replicas: view.replicas.len(),
-            down: view.replicas.iter().filter(is_down).count(),
-        }
-    }
-
     fn tenants(&self) -> Vec<TenantUse> {
         let limits = self.admission.limits_in_use();
         let mut tenants: Vec<TenantUse> = limits
@@ -285,9 +272,11 @@ fn find_target(view: &FleetView, name: &str) -> Result<(crate::fleet::Directives
     let replicas = view.replicas_of_target(name);
     let node = replicas.first().and_then(|replica| view.nodes.iter().find(|node| node.name == replica.node));
     let Some(node) = node else {
-        let known: Vec<&str> = view.replicas.iter().map(|replica| &*replica.id).collect();
+        let known: Vec<&str> = view.replicas.iter().take(MAX_NAMED).map(|replica| &*replica.id).collect();
+        let more = view.replicas.len() - known.len();
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
         let known = if known.is_empty() { "there are none yet".into() } else { known.join(", ") };
-        return Err(Status::not_found(format!("no node or replica is called {name:?}; replicas: {known}")));
+        return Err(Status::not_found(format!("no node or replica is called {:?}; replicas: {known}{more}", cut(name))));
     };
     let indices = replicas.iter().map(|replica| replica.index).collect();
     Ok((node.directives.clone(), indices, replicas.iter().map(|replica| replica.id.to_string()).collect()))

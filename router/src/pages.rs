@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::keys::{AdminGuard, guard_pages};
 use crate::operators::{Operators, OperatorsSocket};
-use crate::page::{Page, page_routes};
+use crate::page::{Page, PageChat, chat_routes, page_routes};
 
 /// Limit of a handshake, as for connections of agents.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -26,6 +26,7 @@ const MAX_HANDSHAKES: usize = 64;
 pub(crate) struct RouterAdmin {
     pub(crate) calls: Operators,
     pub(crate) page: Arc<Page>,
+    pub(crate) chat: Arc<PageChat>,
     pub(crate) metric_registry: MetricRegistry,
     pub(crate) shutdown: Shutdown,
 }
@@ -40,8 +41,9 @@ impl RouterAdmin {
         operators: (OperatorsSocket, Option<PrivateSocket>),
         end: CancellationToken,
     ) {
-        let (calls, page) = (self.calls.clone(), self.page.clone());
-        let pages = guard_pages(admin::routes(Arc::new(self)).merge(calls.routes()).merge(page_routes(page)), guard);
+        let (calls, page, chat) = (self.calls.clone(), self.page.clone(), self.chat.clone());
+        let people = page_routes(page).merge(chat_routes(chat));
+        let pages = guard_pages(admin::routes(Arc::new(self)).merge(calls.routes()).merge(people), guard);
         let (place, socket) = operators;
         let on_port = async {
             match tls {

@@ -10,6 +10,7 @@ use hostler_boot::{PrivateSocket, Shutdown};
 use hostler_placement::affinity::CacheIndex;
 use tokio_util::sync::CancellationToken;
 
+use crate::access_log::RefusalLog;
 use crate::admission::Admission;
 use crate::background::BackgroundTasks;
 use crate::config::RouterConfig;
@@ -98,9 +99,14 @@ impl SharedState {
         }
     }
 
-    /// The operators' service. The page has these sessions, and is on the listener at this address.
-    pub(crate) fn operators(&self, placer: &Arc<Placer>, queue: &RequestQueue, page: (PageSessions, SocketAddr)) -> Operators {
-        let (page_sessions, admin_address) = page;
+    /// The operators' service. The page has these sessions and refused requests, and is on the
+    /// listener at this address.
+    pub(crate) fn operators(
+        &self,
+        placer: &Arc<Placer>,
+        queue: &RequestQueue,
+        (page_sessions, refusals, admin_address): (PageSessions, RefusalLog, SocketAddr),
+    ) -> Operators {
         Operators {
             fleet: self.fleet.clone(),
             placer: placer.clone(),
@@ -108,6 +114,7 @@ impl SharedState {
             admission: self.admission.clone(),
             history: History::default(),
             page_sessions,
+            refusals,
             admin_address,
         }
     }

@@ -77,6 +77,13 @@ def chat(up: Up, **more) -> str:
     return answer.headers["x-hostler-id"]
 
 
+def say(browser: Browser, text: str) -> None:
+    """Types a message into the chat, and sends it with Enter."""
+    browser.evaluate("document.getElementById('chat-text').focus()")
+    browser.call("Input.insertText", text=text)
+    browser.press("Enter")
+
+
 def shown(selector: str) -> str:
     """JavaScript: the text that an element shows."""
     return f"document.querySelector({json.dumps(selector)})?.innerText ?? ''"
@@ -107,7 +114,7 @@ def test_a_browser_is_let_in_once_and_stays_in(up, browser):
 def test_the_page_explains_a_request_and_escapes_hostile_names(up, browser, folder):
     browser.look(*LIGHT)
     browser.open(address(up))
-    browser.wait(has("#requests", "No request has been placed yet"))
+    browser.wait(has("#requests", "No request has come yet"))
     browser.screenshot(folder / "page-empty.png")
     for index in range(12):
         chat(up, headers={"x-request-id": HOSTILE} if index == 0 else {})
@@ -322,6 +329,9 @@ def test_axe_finds_nothing(up, browser, axe):
             "!!document.querySelector('#explained .cost-bar') && document.querySelectorAll('.tile').length === 2"
         )
         look(scheme)
+        say(browser, "Say something about locomotives")
+        browser.wait(has("#chat-log", "prompt tokens cached"))
+        look(f"{scheme}, a conversation")
         browser.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
         browser.wait("!!document.querySelector('#fleet-numbers table')")
         look(f"{scheme}, tables")
@@ -366,3 +376,100 @@ def test_a_storm_of_refusals_is_red_although_every_replica_is_ready(browser, fol
     finally:
         browser.open("about:blank")
         storm.stop()
+
+
+def test_a_model_is_asked_on_the_page_which_says_where_the_answer_came_from(up, browser, folder):
+    browser.look(*LIGHT)
+    browser.open(address(up))
+    browser.wait("document.querySelectorAll('#chat-model option').length === 2")
+    browser.evaluate("document.getElementById('chat-model').value = 'tiny'")
+    browser.evaluate("document.getElementById('chat-model').dispatchEvent(new Event('change'))")
+    say(browser, "Say something about locomotives")
+    browser.wait(has("#chat-log .turn.assistant", "prompt tokens cached"))
+    told = browser.evaluate(shown("#chat-log .turn.assistant .note"))
+    assert any(replica.id in told for replica in up.replicas()) and "first token after" in told, told
+    browser.wait("document.querySelectorAll('#explained .cost-bar').length === 2")
+    say(browser, "And of rails?")
+    browser.wait("document.querySelectorAll('#chat-log .turn.assistant .note').length === 2")
+    assert len(browser.evaluate("[...document.querySelectorAll('#chat-log .words')].at(-1).innerText")) > 0
+    browser.click("#chat details summary")
+    line = browser.evaluate(shown("#chat-curl"))
+    answered = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=30, check=True).stdout
+    assert json.loads(answered)["object"] == "chat.completion", "the line for a terminal works as it is"
+    browser.evaluate("document.querySelector('#chat details').open = false")
+    browser.screenshot(folder / "page-chat.png")
+    browser.evaluate("sessionStorage.clear()")
+    browser.open("about:blank")
+    browser.open(address(up, "--watch"))
+    browser.wait(has("#rights", "watching only"))
+    assert browser.evaluate("document.getElementById('chat').hidden"), "who may only watch asks nothing"
+    answer = browser.evaluate("import('/page/session.js').then(({ askEdge }) => askEdge({})).then(({ status }) => status)")
+    assert answer == 403
+    browser.complaints = [words for words in browser.complaints if "403" not in words]
+
+
+def test_a_stopped_answer_ends_at_its_engine(folder, browser, tmp_path):
+    slow = Up(tmp_path, ["--served-model-name", "tiny", "--sim-step-ms", "200"], engines=1)
+    try:
+        browser.open(address(slow))
+        browser.wait("!!document.querySelector('#chat-model option')")
+        say(browser, "Count to a thousand")
+        browser.wait("document.querySelector('#chat-log .turn.assistant .words')?.innerText.length > 0")
+        assert slow.in_flight() == 1
+        browser.evaluate("document.getElementById('chat-stop').focus()")
+        browser.press("Enter")
+        browser.wait(has("#chat-log .turn.assistant", "stopped"))
+        wait_until(lambda: slow.in_flight() == 0, 10, "the engine has stopped")
+        browser.wait(has("#explained", "left"))
+    finally:
+        browser.open("about:blank")
+        slow.stop()
+
+
+def test_requests_that_no_replica_got_are_among_the_last_ones(up, browser):
+    chat(up)
+    for _ in range(3):
+        unknown = {"model": "no-such-model", "messages": [{"role": "user", "content": "a secret"}]}
+        assert httpx2.post(f"{up.edge}/chat/completions", json=unknown, timeout=30).status_code == 404
+    browser.open(address(up))
+    browser.wait(has("#requests", "404 ×3"))
+    browser.wait(has("#explained", "model no-such-model"))
+    assert "a secret" not in browser.evaluate("document.body.innerText")
+    browser.wait(has("#requests", "200"))
+
+
+def test_where_the_router_has_keys_the_chat_asks_with_one(folder, browser, tmp_path):
+    made = ("keys", "create", "--file", str(folder / "keys.toml"))
+    ask(*made, "--tenant", "physics", "--out", str(folder / "user"))
+    ask(*made, "--role", "admin", "--tenant", "operators", "--out", str(folder / "admin"))
+    keyed = Up(tmp_path, ["--served-model-name", "tiny"], engines=1, options=["--keys-file", str(folder / "keys.toml")])
+    try:
+        opened = address(keyed)
+        browser.open(opened)
+        browser.wait("document.getElementById('chat-key-field').hidden === false")
+        browser.evaluate("document.getElementById('chat-key').value = 'wrong'")
+        say(browser, "Hello")
+        browser.wait(has("#chat-log .failure", "this key is not known here"))
+        key = (folder / "user").read_text().strip()
+        browser.evaluate(f"document.getElementById('chat-key').value = {json.dumps(key)}")
+        say(browser, "Hello")
+        browser.wait(has("#chat-log", "prompt tokens cached"))
+        browser.wait(has("#requests", "refused: unauthenticated"))
+        stored = browser.evaluate("JSON.stringify([localStorage, sessionStorage]) + document.getElementById('page').innerText")
+        assert key not in stored, "it is in this tab's memory alone"
+        browser.evaluate("sessionStorage.clear()")
+        browser.open("about:blank")
+        browser.open(opened.split("#")[0])
+        browser.wait("!document.getElementById('sign-in').hidden")
+        admin = (folder / "admin").read_text().strip()
+        browser.evaluate(f"document.getElementById('key').value = {json.dumps(admin)}")
+        browser.click("#key-form button")
+        words = json.dumps(f"asks with the key {admin.split('_')[1]}")
+        browser.wait(f"document.getElementById('chat-access').textContent.includes({words})")
+        assert browser.evaluate("document.getElementById('chat-key-field').hidden"), "the session has a key"
+        say(browser, "Hello")
+        browser.wait(has("#chat-log", "prompt tokens cached"))
+        browser.complaints = [words for words in browser.complaints if "401" not in words]
+    finally:
+        browser.open("about:blank")
+        keyed.stop()

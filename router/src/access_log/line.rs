@@ -87,7 +87,7 @@ impl AccessLine {
         }
     }
 
-    fn cause(&self) -> Option<&'static str> {
+    pub(super) fn cause(&self) -> Option<&'static str> {
         let of_status = |status: u16| match status {
             // An engine's own refusal is an answer.
             _ if self.outcome.is_some() => "engine",

@@ -10,6 +10,7 @@
 
 mod attempt_entry;
 mod line;
+mod refusals;
 mod writer;
 
 use std::sync::Arc;
@@ -32,6 +33,8 @@ use crate::sse::TokenUsage;
 use crate::traces::{RequestTrace, TraceParent};
 pub(crate) use attempt_entry::AttemptEntry;
 use line::AccessLine;
+pub(crate) use refusals::RefusalLog;
+use refusals::RefusedRequest;
 use writer::LineSender;
 pub(crate) use writer::{AccessLogError, AccessLogWriter};
 
@@ -41,8 +44,13 @@ pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id"
 /// Most bytes of a client's name for its request that are remembered.
 const MAX_CLIENT_ID_BYTES: usize = 128;
 
+/// By default it writes and remembers nothing.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct AccessLog(Option<LineSender>);
+pub(crate) struct AccessLog {
+    lines: Option<LineSender>,
+    /// Remembers refused requests, also where no lines are written.
+    refusals: Option<RefusalLog>,
+}
 
 impl AccessLog {
     /// Writes to the file at `path`, or to standard error if that is empty. Lines that find no room
@@ -51,11 +59,17 @@ impl AccessLog {
     /// # Errors
     /// If the file cannot be opened.
     pub(crate) fn start(format: AccessFormat, path: &std::path::Path, dropped: Counter) -> Result<(Self, AccessLogWriter), AccessLogError> {
+        let refusals = Some(RefusalLog::default());
         if format == AccessFormat::Off {
-            return Ok((Self(None), AccessLogWriter::default()));
+            return Ok((Self { lines: None, refusals }, AccessLogWriter::default()));
         }
         let (lines, writing) = writer::start(format, path, dropped)?;
-        Ok((Self(Some(lines)), writing))
+        Ok((Self { lines: Some(lines), refusals }, writing))
+    }
+
+    /// The latest refused requests.
+    pub(crate) fn refusals(&self) -> RefusalLog {
+        self.refusals.clone().unwrap_or_default()
     }
 
     /// Begins the entry of a request, with its trace if it has one.
@@ -67,7 +81,7 @@ impl AccessLog {
         headers: &HeaderMap,
         trace: Option<Box<RequestTrace>>,
     ) -> AccessEntry {
-        if self.0.is_none() && trace.is_none() {
+        if self.lines.is_none() && self.refusals.is_none() && trace.is_none() {
             return AccessEntry::none();
         }
         let trace_id = trace.as_ref().map(|trace| trace.id());
@@ -78,7 +92,7 @@ impl AccessLog {
             trace: trace_id.or_else(|| TraceParent::from_headers(headers).map(|parent| parent.trace)),
             ..AccessLine::new(Instant::now())
         });
-        AccessEntry(Some(Arc::new(OpenEntry { line: Mutex::new(Some(line)), lines: self.0.clone(), trace: trace.map(Mutex::new) })))
+        AccessEntry(Some(Arc::new(OpenEntry { line: Mutex::new(Some(line)), log: self.clone(), trace: trace.map(Mutex::new) })))
     }
 }
 
@@ -91,8 +105,7 @@ pub(crate) struct AccessEntry(Option<Arc<OpenEntry>>);
 struct OpenEntry {
     /// Taken when the line is written.
     line: Mutex<Option<Box<AccessLine>>>,
-    /// `None` without an access log.
-    lines: Option<LineSender>,
+    log: AccessLog,
     trace: Option<Mutex<Box<RequestTrace>>>,
 }
 
@@ -105,7 +118,12 @@ impl Drop for OpenEntry {
         if let Some(trace) = self.trace.take().filter(|_| line.has_caller) {
             trace.into_inner().finish(&line.request_end());
         }
-        if let Some(lines) = &self.lines {
+        if let Some(refusals) = &self.log.refusals
+            && let Some(refused) = RefusedRequest::of(&line)
+        {
+            refusals.record(refused);
+        }
+        if let Some(lines) = &self.log.lines {
             lines.send(line);
         }
     }

@@ -122,8 +122,14 @@ async fn an_entry_is_written_when_its_last_holder_drops() {
 }
 
 #[tokio::test]
-async fn a_disabled_access_log_costs_an_entry_nothing() {
+async fn a_disabled_access_log_still_remembers_refusals() {
     let (log, writing) = AccessLog::start(AccessFormat::Off, "/no/such/folder/log".as_ref(), Counter::default()).unwrap();
-    assert!(log.start_entry(&Method::GET, None, &HeaderMap::new(), None).0.is_none());
+    let entry = log.start_entry(&Method::POST, None, &HeaderMap::new(), None);
+    entry.record_refusal("malformed");
+    entry.set_status(400, Some(12));
+    assert!(log.refusals().since(0).is_none());
+    drop(entry);
+    assert_eq!(log.refusals().since(0).unwrap().1.len(), 1);
     writing.flush().await;
+    assert!(AccessLog::default().start_entry(&Method::GET, None, &HeaderMap::new(), None).0.is_none(), "a log for nobody");
 }

@@ -227,9 +227,8 @@ async fn connection_task(stream: Stream, edge: Arc<Edge>, (http1, places): (&htt
     serve_wire(wire, direct_writer, edge, (clock, http1), shutdown).await;
 }
 
-/// Serves an HTTP/1.1 connection in memory.
-#[cfg(test)]
-pub(crate) async fn serve_simulated<W>(wire: W, edge: Arc<Edge>, shutdown: &Shutdown)
+/// Serves an HTTP/1.1 connection in memory: the page's, or a simulated client's.
+pub(crate) async fn serve_in_memory<W>(wire: W, edge: Arc<Edge>, shutdown: &Shutdown)
 where
     W: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {

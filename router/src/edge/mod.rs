@@ -20,9 +20,7 @@ mod responses_translator;
 mod routes;
 mod translation;
 
-#[cfg(test)]
-pub(crate) use connections::serve_simulated;
-pub(crate) use connections::{EdgeListeners, serve};
+pub(crate) use connections::{EdgeListeners, serve, serve_in_memory};
 
 #[cfg(test)]
 mod tests;

@@ -13,7 +13,7 @@ use crate::placement::PlacementDecision;
 const EXPLAIN_HEADER: HeaderName = HeaderName::from_static("x-hostler-explain");
 
 /// Answer header: the router's own number of the request, for `hostler explain`.
-const ID_HEADER: HeaderName = HeaderName::from_static("x-hostler-id");
+pub(crate) const ID_HEADER: HeaderName = HeaderName::from_static("x-hostler-id");
 
 /// Answer header: why this replica was chosen.
 const REASON_HEADER: HeaderName = HeaderName::from_static("x-hostler-reason");

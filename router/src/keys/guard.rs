@@ -60,6 +60,8 @@ impl PageKind {
             path if path.starts_with("/grpc.health.v1.Health/") => Self::Health,
             "/metrics" => Self::Metrics,
             "/page/orders" => Self::Ordering,
+            // A session that only watches sends no requests either.
+            "/page/chat" | "/page/edge" => Self::Ordering,
             // What engines write is for operators.
             path if path.starts_with("/page/logs/") => Self::Ordering,
             "/" | "/page/session" => Self::Page,

@@ -28,7 +28,7 @@ use ring::KeyRing;
 pub use secret::{Digest, InvalidKey, Secret, find_key_id};
 
 /// The header in which Anthropic's SDKs send the key.
-const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+pub(crate) const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -104,6 +104,11 @@ impl PageSessions {
         Self { keys, grants: Arc::default() }
     }
 
+    /// Whether there is a key file that has changed and cannot be read.
+    pub(crate) fn is_key_file_unusable(&self) -> bool {
+        self.keys.is_file_usable() == Some(false)
+    }
+
     /// Issues a token that one browser can trade for a session within `TOKEN_LIFE`. Both end with
     /// the key that the caller has `shown`.
     pub(crate) fn issue_token(&self, rights: PageRights, shown: Option<&str>) -> io::Result<PageTicket> {
@@ -155,6 +160,12 @@ impl PageSessions {
             (grant.rights, grant.key.clone())
         };
         self.is_still_good(key.as_ref()).then_some(rights)
+    }
+
+    /// The key with which a session began, if it had one.
+    pub(crate) fn key(&self, session: &str) -> Option<Secret> {
+        self.rights(session)?;
+        self.grants.lock().sessions.get(&hash(session))?.key.clone()
     }
 
     /// Whether a grant's key, if it has one, is a valid admin key.

@@ -24,10 +24,11 @@ const HEADERS: [(HeaderName, &str); 7] = [
 
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
-const FILES: [(&str, &str, &str); 16] = [
+const FILES: [(&str, &str, &str); 17] = [
     ("page.css", "text/css; charset=utf-8", include_str!("assets/page.css")),
     ("parts.css", "text/css; charset=utf-8", include_str!("assets/parts.css")),
     ("app.js", SCRIPT, include_str!("assets/app.js")),
+    ("chat.js", SCRIPT, include_str!("assets/chat.js")),
     ("charts.js", SCRIPT, include_str!("assets/charts.js")),
     ("dialog.js", SCRIPT, include_str!("assets/dialog.js")),
     ("dom.js", SCRIPT, include_str!("assets/dom.js")),

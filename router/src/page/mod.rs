@@ -3,6 +3,7 @@
 //! (`assets`) show nothing of the fleet.
 
 mod assets;
+mod chat;
 mod live;
 mod picture;
 mod routes;
@@ -15,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use crate::background::BackgroundTasks;
 use crate::keys::PageSessions;
 use crate::operators::Operators;
+pub(crate) use chat::{EdgePlace, PageChat, chat_routes};
 use live::Live;
 pub(crate) use routes::page_routes;
 

@@ -7,7 +7,7 @@ use axum::extract::{DefaultBodyLimit, Path, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::middleware::map_response;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{any, get, post};
 use axum::{Json, Router};
 use http::header::CONTENT_TYPE;
 use serde::{Deserialize, Serialize};
@@ -35,12 +35,17 @@ pub(crate) fn page_routes(page: Arc<Page>) -> Router {
         .route("/page/steps/replica/{*id}", get(replica_steps))
         .route("/page/steps/tenant/{name}", get(tenant_steps))
         .route("/page/logs/{*replica}", get(log))
-        .route("/page/orders", post(order));
+        .route("/page/orders", post(order))
+        .route("/page/{part}/{*rest}", any(unknown));
     let with_headers = |mut response: Response| async {
         assets::add_headers(response.headers_mut());
         response
     };
     routes.layer(DefaultBodyLimit::max(MAX_BODY_BYTES)).layer(map_response(with_headers)).with_state(page)
+}
+
+async fn unknown() -> Response {
+    refuse(StatusCode::NOT_FOUND, "the page has nothing there")
 }
 
 /// Credentials that are traded for a session.
@@ -154,6 +159,6 @@ async fn send(calls: &Operators, target: &str, order: ReplicaOrder) -> Result<Ve
     Ok(calls.send_order(target, order).await?.into_inner().replicas)
 }
 
-fn refuse(status: StatusCode, words: &str) -> Response {
+pub(super) fn refuse(status: StatusCode, words: &str) -> Response {
     (status, format!("{words}\n")).into_response()
 }

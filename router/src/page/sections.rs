@@ -10,6 +10,7 @@ use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::picture::{NodePicture, RequestPicture, Totals, trim};
+use crate::access_log::RefusalLog;
 use crate::event_log::millis_since_1970;
 use crate::fleet::Fleet;
 use crate::history::{FleetStep, History, MAX_STEPS, OPEN_STEPS};
@@ -34,6 +35,8 @@ pub(super) struct Sections {
     last_step: u64,
     /// All of its steps, for a viewer who comes.
     steps: Option<Box<RawValue>>,
+    /// The refused requests, and the version of their list.
+    refused: Option<(u64, Box<RawValue>)>,
 }
 
 /// An event: everything, or the changes.
@@ -52,6 +55,9 @@ struct EventData<'a> {
     nodes: Vec<&'a RawValue>,
     request_keys: Vec<&'a str>,
     requests: Vec<&'a RawValue>,
+    /// All requests that no replica got, the latest first, if one has come.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    refused: Option<&'a RawValue>,
     /// The steps of the last hour at first, then those that are new or have changed.
     #[serde(skip_serializing_if = "Option::is_none")]
     history: Option<&'a RawValue>,
@@ -80,6 +86,7 @@ impl Sections {
         let requests: Vec<Section> =
             requests.map(|request| self.section("request", &format!("{}-{}", request.id, request.attempt), &request)).collect();
         let (new_events, new_steps) = (self.take_events(&calls.fleet), self.take_steps(&calls.history));
+        let has_refused = self.take_refused(&calls.refusals);
         let event = |whole: bool| {
             encode(&EventData {
                 number,
@@ -93,6 +100,7 @@ impl Sections {
                 nodes: nodes.iter().filter_map(|node| node.shown(whole)).collect(),
                 request_keys: names(&requests),
                 requests: requests.iter().filter_map(|request| request.shown(whole)).collect(),
+                refused: self.refused.as_ref().filter(|_| whole || has_refused).map(|(_, list)| &**list),
                 history: if whole { self.steps.as_deref() } else { new_steps.as_deref() },
                 events: if whole { self.events.as_deref() } else { new_events.as_deref() },
             })
@@ -114,6 +122,13 @@ impl Sections {
         let changed = write(&steps[steps.len().saturating_sub(OPEN_STEPS)..]);
         self.steps = Some(write(&steps));
         Some(changed)
+    }
+
+    /// Whether requests were refused since the last picture.
+    fn take_refused(&mut self, refusals: &RefusalLog) -> bool {
+        let Some((version, list)) = refusals.since(self.refused.as_ref().map_or(0, |(known, _)| *known)) else { return false };
+        self.refused = Some((version, to_raw_value(&list).expect("all keys in a refusal are strings")));
+        true
     }
 
     /// Events since the last picture, as JSON.

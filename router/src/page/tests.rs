@@ -3,13 +3,17 @@ use std::path::PathBuf;
 use std::pin::Pin;
 use std::time::Duration;
 
+use axum::body::Body;
 use futures_util::stream::{Stream, StreamExt};
 use hostler_boot::Shutdown;
 use hostler_placement::affinity::CacheIndex;
+use http::Request;
 use serde_json::Value;
 use tokio::time::{advance, sleep, timeout};
+use tower::ServiceExt;
 
 use super::*;
+use crate::access_log::RefusalLog;
 use crate::admission::Admission;
 use crate::fleet::tests::{attach_node, fleet, ready};
 use crate::history::History;
@@ -35,6 +39,7 @@ async fn started(tasks: &BackgroundTasks) -> Arc<Page> {
         admission: Admission::new(10),
         history: History::default(),
         page_sessions: PageSessions::default(),
+        refusals: RefusalLog::default(),
         admin_address: SocketAddr::from(([127, 0, 0, 1], 1)),
     };
     calls.watch_fleet(tasks);
@@ -52,6 +57,19 @@ fn watch(page: &Page, session: &str) -> Events {
         let event = event.unwrap();
         serde_json::from_slice(event.strip_prefix(b"data: ").unwrap()).unwrap()
     }))
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_page_does_not_have_is_not_found_in_few_words() {
+    let tasks = BackgroundTasks::default();
+    let routes = page_routes(started(&tasks).await);
+    let long = format!("/page/logs/{}", "x".repeat(20_000));
+    for path in ["/page/events/..", "/page/events/x/y", "/page/none.js", &long] {
+        let answer = routes.clone().oneshot(Request::get(path).body(Body::empty()).unwrap()).await.unwrap();
+        let status = answer.status();
+        let words = axum::body::to_bytes(answer.into_body(), 1 << 20).await.unwrap();
+        assert!(status == 404 && (1..400).contains(&words.len()), "{status} {}", String::from_utf8_lossy(&words));
+    }
 }
 
 #[tokio::test(start_paused = true)]

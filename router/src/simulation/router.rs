@@ -130,7 +130,7 @@ impl RunningRouter {
         }
         let (_, here, there) = self.connect(CLIENT_DELAY, CLIENT_BYTES);
         let (edge, shutdown) = (self.edge.clone(), self.state.serving.clone());
-        self.state.serving.tasks().spawn(async move { edge::serve_simulated(here, edge, &shutdown).await });
+        self.state.serving.tasks().spawn(async move { edge::serve_in_memory(here, edge, &shutdown).await });
         Some(there)
     }
 

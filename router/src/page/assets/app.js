@@ -1,5 +1,6 @@
 // The page: lets somebody in, draws each picture that comes, says how the connection is.
 
+import { drawChat, prepareChat } from "./chat.js";
 import { announce, arrange, byId, el, setAttribute, setText, table } from "./dom.js";
 import { drawNothingPicked, drawRequests, prepareRequests } from "./explain.js";
 import { clock, count, percent, plural, some } from "./figures.js";
@@ -33,6 +34,7 @@ byId("theme").addEventListener("click", () => {
 prepareStrip();
 prepareFleet(openDetail);
 prepareRequests();
+prepareChat();
 for (const details of document.querySelectorAll("details.numbers")) details.addEventListener("toggle", drawTables);
 
 function drawHealth() {
@@ -130,6 +132,7 @@ function draw() {
   drawConcerns();
   drawStrip();
   drawFleet();
+  drawChat();
   drawRequests();
   drawNothingPicked();
   drawDemand();
@@ -165,6 +168,7 @@ function askForSignIn(words) {
   setText(byId("connection"), "");
   setText(byId("health"), "");
   byId("rights").hidden = true;
+  byId("chat-key").value = "";
 }
 
 async function run(begin) {

@@ -15,16 +15,15 @@ const COSTS = [
 ];
 /** Candidates that are drawn; the rest are in the table. */
 const MAX_BARS = 6;
-const ROW_LIMIT = 50;
 
 const rows = new Map();
 let body;
-/** `id-attempt`. */
+/** `id-attempt`, or `refused-number`. */
 let picked = null;
 let asked = 0;
 let isHeld = false;
 
-const keyOf = (request) => `${request.id}-${request.attempt}`;
+const keyOf = (request) => (request.cause ? `refused-${request.number}` : `${request.id}-${request.attempt}`);
 
 export function prepareRequests() {
   const place = byId("requests");
@@ -46,20 +45,21 @@ export function prepareRequests() {
 }
 
 export function drawRequests() {
-  if (model.requests.length === 0 && rows.size === 0) {
-    if (!body.firstChild) body.append(el("tr", {}, el("td", { colspan: 6, class: "empty" }, "No request has been placed yet.")));
+  const all = [...model.requests, ...model.refused].sort((one, other) => other.at_ms - one.at_ms);
+  if (all.length === 0 && rows.size === 0) {
+    if (!body.firstChild) body.append(el("tr", {}, el("td", { colspan: 6, class: "empty" }, "No request has come yet.")));
     return;
   }
-  const known = new Map(model.requests.map((request) => [keyOf(request), request]));
+  const known = new Map(all.map((request) => [keyOf(request), request]));
   if (!isHeld) {
-    const shown = model.requests.slice(0, ROW_LIMIT).map((request) => row(request));
+    const shown = all.map((request) => row(request));
     if (body.children.length !== shown.length || shown.some((element, index) => body.children[index] !== element)) body.replaceChildren(...shown);
     for (const key of rows.keys()) if (!known.has(key)) rows.delete(key);
   }
   for (const [key, request] of known) rows.get(key)?.update(request);
   const buttons = [...body.querySelectorAll("button")];
   keepOneStop(buttons, buttons.find((button) => button.getAttribute("aria-current")));
-  if (!picked && model.requests[0]) pick(model.requests[0]);
+  if (!picked && all[0]) pick(all[0]);
 }
 
 function row(request) {
@@ -72,6 +72,16 @@ function row(request) {
   cells[0].append(to);
   element.addEventListener("click", (event) => event.target === open || pick(request));
   const update = (now) => {
+    if (now.cause) {
+      setName(to, `refused: ${now.cause.replaceAll("_", " ")}`);
+      const texts = ["–", "–", "–", now.count > 1 ? `${now.status} ×${count(now.count)}` : String(now.status)];
+      texts.forEach((text, index) => setText(cells[index + 1], text));
+      setText(open, clock(now.at_ms));
+      cells.at(-1).classList.add("grave");
+      element.classList.toggle("picked", key === picked);
+      setAttribute(open, "aria-current", key === picked ? "true" : null);
+      return;
+    }
     const cached = now.cached ?? now.predicted_cached;
     const share = now.tokens ? percent(cached / now.tokens) : "–";
     setName(to, now.attempt > 1 ? `${now.replica} (${now.attempt})` : now.replica);
@@ -97,10 +107,18 @@ function statusWords({ status, end }) {
 
 const hasFailed = ({ status, end }) => status >= 500 || (end !== "" && ENDS[end] === undefined) || end === "broken" || end === "full";
 
+/** Shows why a request went where it went. */
+export const explainRequest = (decision) => pick(decision);
+
 async function pick(request) {
   picked = keyOf(request);
   drawRequests();
   const mine = (asked += 1);
+  if (request.cause) {
+    const now = model.refused.find((one) => one.number === request.number) ?? request;
+    byId("explained").replaceChildren(...refusal(now));
+    return;
+  }
   try {
     const decisions = await ask(`/page/requests/${request.id}`);
     if (mine !== asked) return;
@@ -130,6 +148,35 @@ const LEVELS = {
   load: "Placed by load alone.",
 };
 
+/** Why the router refused a request before it chose a replica, and what helps. */
+const CAUSES = {
+  crash_suspect: "Engines have crashed with this request, so no further one gets it.",
+  forbidden: "Its key may not do this: the model, the priority or the path is not allowed to it.",
+  limited: "Its tenant, or the router, has reached a limit of requests or tokens. `hostler keys list` shows limits.",
+  lost: "Each attempt was lost, and no further replica could take it.",
+  malformed: "The request itself is wrong: its headers or its body. The client got the details.",
+  media: "It names media on a host that engines may not fetch from (router.media_hosts).",
+  missing_route: "No engine of this model has that path.",
+  no_response: "It names a stored response that no engine keeps, or that belongs to somebody else.",
+  no_route: "The router has no such path, or not for this method.",
+  not_ready: "No replica of the model could take it.",
+  origin: "A web page of an origin that is not in router.allowed_origins has sent it.",
+  overloaded: "The queue is full, or the wait for a replica with room was too long.",
+  too_large: "Its body is larger than router.max_body_bytes.",
+  too_slow: "The engine was too slow to answer (router.answer_timeout).",
+  unauthenticated: "It has no key, or one that is unknown, expired or revoked.",
+  unknown_model: "No replica serves a model of this name, or its key may not use it.",
+};
+
+function refusal({ at_ms: at, cause, count: times, method, path, model: name, key, tenant, status }) {
+  const parts = [clock(at), `${method} ${path}`, name && `model ${name}`, key ? `key ${key}` : "", tenant && `tenant ${tenant}`, `status ${status}`, `cause ${cause}`];
+  if (times > 1) parts.push(`${count(times)} alike, this the latest`);
+  return [
+    el("p", { class: "verdict" }, el("b", {}, "Refused"), ` before a replica was chosen. ${CAUSES[cause] ?? ""}`),
+    el("p", { class: "note" }, parts.filter(Boolean).join(" · ")),
+  ];
+}
+
 const total = (candidate) => COSTS.reduce((sum, [name]) => sum + candidate.terms[name], 0);
 
 function explanation(decision, attempts) {
@@ -143,6 +190,13 @@ function explanation(decision, attempts) {
     el("p", { class: "note" }, subtitle(decision, attempts)),
     numbers(ordered, chosen),
   ];
+}
+
+/** Why a request went to its replica, in one sentence or two. */
+export function whyThere(decision) {
+  const chosen = decision.scored[decision.chosen];
+  const others = decision.scored.filter((candidate) => candidate !== chosen).sort((one, other) => total(one) - total(other));
+  return verdict(decision, chosen, others);
 }
 
 function verdict(decision, chosen, others) {

@@ -16,6 +16,8 @@ export const model = {
   models: [],
   nodes: [],
   requests: [],
+  /** What no replica got, the latest first. */
+  refused: [],
   history: [],
   /** The latest first: `{at, words, grave}`. */
   events: [],
@@ -49,6 +51,7 @@ export function apply(event) {
     nodes.clear();
     requests.clear();
     model.history = [];
+    model.refused = [];
   }
   for (const node of event.nodes) nodes.set(node.name, node);
   keepOnly(nodes, event.node_names);
@@ -66,6 +69,7 @@ export function apply(event) {
   model.models = event.models;
   model.nodes = event.node_names.map((name) => nodes.get(name)).filter(Boolean);
   model.requests = event.request_keys.map((key) => requests.get(key)).filter(Boolean);
+  if (event.refused) model.refused = event.refused;
   if (event.history) takeSteps(event.history);
   if (event.events) takeEvents(event.events, event.whole);
   read();
@@ -160,6 +164,12 @@ const FINDINGS = {
   "fleet-below-half": "most replicas are down",
   "queue-wait": "requests wait long",
   "first-tokens-slow": "first tokens are slow",
+  "engine-crash-loop": "an engine fails again and again",
+  "request-banned": "a request crashes engines",
+  "replica-quarantined": "a replica is quarantined",
+  "node-lost": "a node was lost",
+  "jobs-end": "most jobs end soon",
+  "key-file-unusable": "the key file cannot be used",
 };
 
 export const findingName = (kind) => FINDINGS[kind] ?? kind.replaceAll("-", " ");

@@ -58,6 +58,13 @@ export async function ask(path, body) {
 /** A replica's id as a part of a path: its slashes stay. */
 export const idPath = (id) => id.split("/").map(encodeURIComponent).join("/");
 
+/** Asks a model through the edge; the answer streams. `key` is of the edge, where the session has none of its own. */
+export function askEdge(body, key, signal) {
+  const headers = { authorization: `Bearer ${session.session}`, "content-type": "application/json" };
+  if (key) headers["x-api-key"] = key;
+  return reached(fetch("/page/chat", { method: "POST", headers, body: JSON.stringify(body), signal }));
+}
+
 const pause = (millis) => new Promise((resolve) => setTimeout(resolve, millis));
 
 /**
@@ -117,7 +124,7 @@ function reached(promise) {
   });
 }
 
-async function* pieces(stream) {
+export async function* pieces(stream) {
   const reader = stream.getReader();
   for (;;) {
     const { done, value } = await reached(reader.read());
