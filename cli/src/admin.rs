@@ -229,9 +229,12 @@ pub(crate) async fn connect_to_socket(path: &Path) -> anyhow::Result<AdminClient
     connect_within(&AdminEndpoint::Socket(path.to_owned()), None, CALL_TIMEOUT).await
 }
 
-/// Connects to the router in a batch job that has the fleet of this folder.
-pub(crate) async fn connect_to_fleet(folder: &FleetFolder) -> anyhow::Result<AdminClient> {
-    connect_within(&AdminEndpoint::Fleet(folder.clone()), None, CALL_TIMEOUT).await
+/// Connects to the router that has the fleet of this folder: in a batch job, or on this host.
+pub(crate) async fn connect_to_fleet(folder: &FleetFolder, endpoint: &hostler_controller::Endpoint) -> anyhow::Result<AdminClient> {
+    match endpoint.job {
+        Some(_) => connect_within(&AdminEndpoint::Fleet(folder.clone()), None, CALL_TIMEOUT).await,
+        None => connect_to_socket(&endpoint.operators_socket).await,
+    }
 }
 
 async fn connect_to(args: &AdminArgs, answer: Duration) -> anyhow::Result<AdminClient> {

@@ -21,6 +21,7 @@ use hostler_boot::Settings;
 use hostler_boot::program::run_to_end;
 use hostler_cluster::{FleetEntry, FleetSize};
 use hostler_controller::{ClusterConfig, ControllerPlace, FleetFolder, JobProgram, build_submission, check_scheduler};
+use hostler_proto::fleet::v1::FleetFinding;
 use hostler_router::RouterConfig;
 use hostler_router::keys::{Secret, read_private};
 use hostler_scheduler::{NoScheduler, Scheduler};
@@ -32,8 +33,10 @@ use tokio::time::timeout;
 pub(crate) use self::findings::CheckResult;
 use self::findings::{HostFacts, InstalledEngine, Verdict, examine};
 use self::machine::{MachineEngine, MachineFacts, examine_machine};
+use crate::admin::{connect_to_fleet, list_fleet};
 use crate::controller_service::find_service;
 use crate::fleet_state::has_jobs;
+use crate::host_names::this_host;
 use crate::local_fleet::{LocalFleet, find_local_fleets};
 use crate::output::{describe, say};
 use crate::settings::user_key_file;
@@ -46,6 +49,9 @@ const FILE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Deadline of the driver: that of a failed GPU may never answer.
 const DRIVER_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Deadline of the fleet's router. A host that cannot reach it waits no longer for its findings.
+const ROUTER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A walltime that every queue takes.
 const SHORT_WALLTIME: Duration = Duration::from_secs(600);
@@ -153,8 +159,13 @@ async fn gather(router: &RouterConfig, agent: &AgentConfig, cluster: &ClusterCon
         (Ok(scheduler), Ok(folder)) if job.is_none() => find_obstacle(*scheduler, cluster, folder).await,
         _ => None,
     };
+    let router_findings = match &folder {
+        Ok(folder) => timeout(ROUTER_TIMEOUT, ask_router(folder)).await.ok().flatten().unwrap_or_default(),
+        Err(_) => Vec::new(),
+    };
     let state = folder.map(|folder| folder.path().to_owned());
     HostFacts {
+        router_findings,
         obstacle,
         service,
         scheduler,
@@ -172,6 +183,14 @@ async fn gather(router: &RouterConfig, agent: &AgentConfig, cluster: &ClusterCon
         gpus,
         job,
     }
+}
+
+/// What the router of the fleet finds wrong; `None` if none runs that this host reaches, of which
+/// `hostler ps` says more.
+async fn ask_router(folder: &FleetFolder) -> Option<Vec<FleetFinding>> {
+    let endpoint = folder.endpoint().ok().flatten().filter(|endpoint| endpoint.job.is_some() || endpoint.host == this_host())?;
+    let mut router = connect_to_fleet(folder, &endpoint).await.ok()?;
+    Some(list_fleet(&mut router).await.ok()?.findings)
 }
 
 /// Why no node could run a job with these settings; `None` if one could, or the scheduler does not

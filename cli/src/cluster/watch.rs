@@ -16,7 +16,7 @@ use super::controller_job::{ensure_job, wait_until_runs};
 use super::controller_process::{HeartbeatWatch, ensure_process};
 use super::job_logs::last_words;
 use super::progress::{EntryProgress, Outlook, judge};
-use crate::admin::{AdminClient, connect_to_fleet, connect_to_socket, list_fleet};
+use crate::admin::{AdminClient, connect_to_fleet, list_fleet};
 use crate::host_names::this_host;
 use crate::output::say;
 use crate::startup_progress::StartupProgress;
@@ -186,11 +186,7 @@ impl EngineWatch {
 
     async fn ask(&mut self, folder: &FleetFolder, endpoint: &Endpoint) -> anyhow::Result<()> {
         if self.router.is_none() {
-            self.router = Some(if endpoint.job.is_some() {
-                connect_to_fleet(folder).await?
-            } else {
-                connect_to_socket(&endpoint.operators_socket).await?
-            });
+            self.router = Some(connect_to_fleet(folder, endpoint).await?);
         }
         let router = self.router.as_mut().expect("it has just been set");
         let listed = list_fleet(router).await?;

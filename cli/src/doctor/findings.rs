@@ -5,6 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use hostler_boot::socket::MAX_PATH_BYTES;
+use hostler_proto::fleet::v1::FleetFinding;
 use hostler_scheduler::Scheduler;
 use hostler_tls::BACKDATE_SECONDS;
 
@@ -34,6 +35,8 @@ pub(super) struct HostFacts {
     pub(super) service: Option<Option<ControllerService>>,
     /// Why no node could run a job with these settings.
     pub(super) obstacle: Option<String>,
+    /// What the router of the running fleet finds wrong.
+    pub(super) router_findings: Vec<FleetFinding>,
     /// Seconds by which this host's clock is ahead of the state folder's.
     pub(super) clock_ahead: Option<i64>,
     /// Variable that names a proxy, and its value.
@@ -87,6 +90,11 @@ impl CheckResult {
         Self { subject, verdict: Verdict::Problem, text: text.into(), remedy: remedy.into() }
     }
 
+    /// What is wrong about a running fleet is a problem.
+    pub(super) fn of_fleet(finding: &FleetFinding) -> Self {
+        Self::problem("fleet", finding.evidence.clone(), finding.advice.clone())
+    }
+
     pub(crate) fn lines(&self) -> Vec<String> {
         let word = match self.verdict {
             Verdict::Ok => "ok",
@@ -116,7 +124,8 @@ pub(super) fn examine(facts: &HostFacts) -> Vec<CheckResult> {
         Some(check_run_dir(&facts.run_dir)),
         Some(check_router_socket(&facts.router_socket)),
     ];
-    found.into_iter().flatten().collect()
+    let serving = facts.router_findings.iter().map(CheckResult::of_fleet);
+    found.into_iter().flatten().chain(serving).collect()
 }
 
 fn check_scheduler(facts: &HostFacts) -> CheckResult {

@@ -57,8 +57,7 @@ pub(super) fn examine_machine(facts: &MachineFacts) -> Vec<CheckResult> {
         Some(check_run_dir(&facts.run_dir)),
         Some(check_router_socket(&facts.router_socket)),
     ];
-    let findings = facts.up.iter().flat_map(|fleet| &fleet.findings);
-    let findings = findings.map(|finding| CheckResult::problem("fleet", finding.evidence.clone(), finding.advice.clone()));
+    let findings = facts.up.iter().flat_map(|fleet| &fleet.findings).map(CheckResult::of_fleet);
     up.chain(nothing_up).chain(findings).chain(taken).chain(rest.into_iter().flatten()).collect()
 }
 

@@ -10,6 +10,7 @@ fn healthy() -> HostFacts {
         process_limit: None,
         service: Some(Some(ControllerService::Crontab)),
         obstacle: None,
+        router_findings: Vec::new(),
         clock_ahead: Some(0),
         proxy: None,
         no_proxy: String::new(),
@@ -95,6 +96,15 @@ fn missing_fleets_and_open_state_folders_are_problems_with_remedies() {
     insta::assert_snapshot!(unlike_healthy(&HostFacts { fleet, state, ..healthy() }), @r"
     problem  fleet      no fleet is set up: `hostler init` makes one
     problem  state      others may read or change /s (owner 1, mode 755): `chmod 700` it
+    ");
+}
+
+#[test]
+fn what_the_router_of_a_running_fleet_finds_is_a_problem() {
+    let found = FleetFinding { kind: "node-lost".into(), evidence: "one node was lost".into(), advice: "look".into() };
+    insta::assert_snapshot!(unlike_healthy(&HostFacts { router_findings: vec![found], ..healthy() }), @r"
+    problem  fleet      one node was lost
+                        what to do: look
     ");
 }
 
