@@ -2,12 +2,13 @@
 //! memory. So keys, tenants, limits and the access log are those of clients.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use axum::body::Body;
-use axum::extract::{DefaultBodyLimit, State};
+use axum::body::{Body, to_bytes};
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::middleware::map_response;
 use axum::response::{IntoResponse, Response};
@@ -150,12 +151,15 @@ pub(crate) fn chat_routes(chat: Arc<PageChat>) -> Router {
         add_headers(response.headers_mut());
         response
     };
-    routes.layer(DefaultBodyLimit::max(MAX_BODY_BYTES)).layer(map_response(with_headers)).with_state(chat)
+    routes.layer(map_response(with_headers)).with_state(chat)
 }
 
-async fn answer(State(chat): State<Arc<PageChat>>, headers: HeaderMap, body: Bytes) -> Response {
+async fn answer(State(chat): State<Arc<PageChat>>, headers: HeaderMap, body: Body) -> Response {
     let Ok(place) = chat.places.clone().try_acquire_owned() else {
         return refuse(StatusCode::SERVICE_UNAVAILABLE, &format!("{MAX_CHATS} answers are on their way to pages already: wait for one"));
+    };
+    let Ok(body) = to_bytes(body, MAX_BODY_BYTES).await else {
+        return refuse(StatusCode::PAYLOAD_TOO_LARGE, "a conversation has at most 1 MiB here: begin a new one");
     };
     match chat.ask(&headers, body, place).await {
         Ok(response) => response,
@@ -165,16 +169,19 @@ async fn answer(State(chat): State<Arc<PageChat>>, headers: HeaderMap, body: Byt
 
 async fn describe(State(chat): State<Arc<PageChat>>, headers: HeaderMap) -> Response {
     let config = &chat.edge.config;
-    let key = page_session(&headers).and_then(|session| chat.sessions.key(session)).filter(|_| chat.edge.keys.are_required());
-    let user_key = config.keys_file.with_file_name("user.key");
+    let needs_key = chat.edge.keys.are_required();
+    let key = page_session(&headers).and_then(|session| chat.sessions.key(session)).filter(|_| needs_key);
+    // The line for a terminal holds wherever it is pasted.
+    let absolute = |path: PathBuf| std::path::absolute(&path).unwrap_or(path).display().to_string();
+    let user_key = Some(config.keys_file.with_file_name("user.key")).filter(|file| needs_key && file.is_file());
     let is_certified_by_fleet = chat.place.scheme == "https" && config.tls_cert.as_os_str().is_empty();
     Json(EdgeAnswer {
         base_url: format!("{}://{}/v1", chat.place.scheme, chat.place.address),
-        needs_key: chat.edge.keys.are_required(),
+        needs_key,
         keys_file: config.keys_file.display().to_string(),
-        key_file: user_key.is_file().then(|| user_key.display().to_string()),
+        key_file: user_key.map(absolute),
         session_key: key.as_ref().map(Secret::id),
-        authority_file: is_certified_by_fleet.then(|| config.tls_dir.join("ca.crt").display().to_string()),
+        authority_file: is_certified_by_fleet.then(|| absolute(config.tls_dir.join("ca.crt"))),
     })
     .into_response()
 }
