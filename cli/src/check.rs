@@ -25,15 +25,17 @@ pub(crate) fn check(file: Option<&Path>) -> anyhow::Result<()> {
     let file = file.context("there is no configuration file of yours: name one, as in `hostler check FILE`")?;
     let Mistakes { first, more } = Settings::mistakes(&settings::all(), file)?;
     let mut mistakes: Vec<String> = first.iter().map(ToString::to_string).collect();
+    let mut missing = Vec::new();
     if mistakes.is_empty() {
         let settings = Settings::load(&settings::all(), &SettingSources { file: Some(file), ..SettingSources::default() })?;
         let log: LogConfig = settings.section("log")?;
-        mistakes.extend(missing_files(&settings));
         mistakes.extend(telemetry::init(&log).err().map(|error| error.to_string()));
+        missing = missing_files(&settings);
     }
     match &mistakes[..] {
         [] => {
-            say(&format!("{} is sound", file.display()));
+            missing.iter().for_each(|words| complain(words));
+            say(&verdict(file, missing.len()));
             Ok(())
         }
         [only] => bail!("{only}"),
@@ -47,12 +49,23 @@ pub(crate) fn check(file: Option<&Path>) -> anyhow::Result<()> {
     }
 }
 
-/// Files that the settings name and this host lacks. A role that needs one does not start.
+fn verdict(file: &Path, missing: usize) -> String {
+    let file = file.display();
+    match missing {
+        0 => format!("{file} is sound"),
+        1 => format!("{file} is sound; a file that it names is not on this host, without which its role does not start here"),
+        count => format!("{file} is sound; {count} files that it names are not on this host, without which their roles do not start here"),
+    }
+}
+
+/// Files that the settings name and this host lacks, by line. That is no mistake: one file may serve
+/// several hosts, each of which has those of its role.
 fn missing_files(settings: &Settings) -> Vec<String> {
     let given = settings.given().filter(|(name, ..)| NEEDED_FILES.contains(&name.as_str()));
     let named = given.filter_map(|(name, value, origin)| Some((name, value.as_str().filter(|path| !path.is_empty())?, origin)));
-    let missing = named.filter(|(_, path, _)| !Path::new(path).exists());
-    missing.map(|(name, path, origin)| format!("{origin}: {name}: {path} is not there, on this host")).collect()
+    let mut missing: Vec<_> = named.filter(|(_, path, _)| !Path::new(path).exists()).collect();
+    missing.sort_by_key(|(name, ..)| settings.line(name));
+    missing.into_iter().map(|(name, path, origin)| format!("{origin}: {name}: {path} is not there, on this host")).collect()
 }
 
 #[cfg(test)]
@@ -65,7 +78,8 @@ mod tests {
         let path = folder.path().join("hostler.toml");
         let here = path.display();
         std::fs::write(&path, format!("[router]\ntls_cert = \"/nowhere/edge.pem\"\ntls_key = \"{here}\"\nkeys_file = \"\"\n")).unwrap();
-        let error = check(Some(&path)).unwrap_err().to_string();
-        assert_eq!(error, format!("{here}:2: router.tls_cert: /nowhere/edge.pem is not there, on this host"));
+        let settings = Settings::load(&settings::all(), &SettingSources { file: Some(&path), ..SettingSources::default() }).unwrap();
+        assert_eq!(missing_files(&settings), [format!("{here}:2: router.tls_cert: /nowhere/edge.pem is not there, on this host")]);
+        assert!(check(Some(&path)).is_ok() && verdict(&path, 1).contains("a file that it names is not on this host"));
     }
 }

@@ -80,8 +80,25 @@ def main() -> None:
         router = Router("router", folder)
         processes.append(router)
         for host, name in enumerate(HOSTS):
-            arguments = ["agent", "--router", router.agents, "--node", name, "--engine", "simulated", "--replicas", str(GPUS)]
-            arguments += ["--agent-admin", "127.0.0.1:0", "--run-dir", str(folder / f"run-{name}"), "--log-dir", str(folder / f"log-{name}")]
+            arguments = [
+                "agent",
+                "--router",
+                router.agents,
+                "--node",
+                name,
+                "--engine",
+                "simulated",
+                "--replicas",
+                str(GPUS),
+            ]
+            arguments += [
+                "--agent-admin",
+                "127.0.0.1:0",
+                "--run-dir",
+                str(folder / f"run-{name}"),
+                "--log-dir",
+                str(folder / f"log-{name}"),
+            ]
             arguments += ["--", "--served-model-name", MODEL, "--sim-step-ms", "24"]
             drivers.append(install_driver(folder, host))
             processes.append(Process(name, arguments, folder, {"HOSTLER_NVML_LIB": str(drivers[host])}))

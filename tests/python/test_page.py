@@ -403,7 +403,9 @@ def test_a_model_is_asked_on_the_page_which_says_where_the_answer_came_from(up, 
     browser.open(address(up, "--watch"))
     browser.wait(has("#rights", "watching only"))
     assert browser.evaluate("document.getElementById('chat').hidden"), "who may only watch asks nothing"
-    answer = browser.evaluate("import('/page/session.js').then(({ askEdge }) => askEdge({})).then(({ status }) => status)")
+    answer = browser.evaluate(
+        "import('/page/session.js').then(({ askEdge }) => askEdge({})).then(({ status }) => status)"
+    )
     assert answer == 403
     browser.complaints = [words for words in browser.complaints if "403" not in words]
 
@@ -455,7 +457,9 @@ def test_where_the_router_has_keys_the_chat_asks_with_one(folder, browser, tmp_p
         say(browser, "Hello")
         browser.wait(has("#chat-log", "prompt tokens cached"))
         browser.wait(has("#requests", "refused: unauthenticated"))
-        stored = browser.evaluate("JSON.stringify([localStorage, sessionStorage]) + document.getElementById('page').innerText")
+        stored = browser.evaluate(
+            "JSON.stringify([localStorage, sessionStorage]) + document.getElementById('page').innerText"
+        )
         assert key not in stored, "it is in this tab's memory alone"
         browser.evaluate("sessionStorage.clear()")
         browser.open("about:blank")

@@ -149,6 +149,12 @@ impl Settings {
         })
     }
 
+    /// The line of the file that gives `section.key`.
+    #[must_use]
+    pub fn line(&self, name: &str) -> Option<usize> {
+        self.lines.get(name).copied()
+    }
+
     /// Whether any source gave this setting.
     #[must_use]
     pub fn is_set(&self, section: &str, key: &str) -> bool {

@@ -15,6 +15,8 @@ const COSTS = [
 ];
 /** Candidates that are drawn; the rest are in the table. */
 const MAX_BARS = 6;
+/** Gaps in a stream that are told, in seconds. */
+const GAP_FROM = 0.5;
 
 const rows = new Map();
 let body;
@@ -265,6 +267,8 @@ function subtitle(decision, attempts) {
   if (decision.queue_seconds > 0.0005) parts.push(`waited ${seconds(decision.queue_seconds)} here`);
   if (decision.status !== null || decision.end) parts.push(`answer ${statusWords(decision)}`);
   if (decision.between_tokens) parts.push(`${seconds(decision.between_tokens)} between tokens`);
+  if (decision.total !== null) parts.push(`${seconds(decision.total)} to its end`);
+  if (decision.longest_gap >= GAP_FROM) parts.push(`longest gap ${seconds(decision.longest_gap)}, after ${seconds(decision.longest_gap_at)}`);
   if (attempts > 1) parts.push(`attempt ${decision.attempt} of ${attempts}`);
   if (decision.tied > 1) parts.push(`${decision.tied} were about as good`);
   return parts.filter(Boolean).join(" · ");
