@@ -73,3 +73,15 @@ async fn unrequested_tokens_are_removed_from_direct_writes() {
     let known = flow.token_record.as_mut().unwrap().rewind().unwrap();
     assert_eq!(known.total(), 5);
 }
+
+#[tokio::test(start_paused = true)]
+async fn the_longest_gap_of_a_stream_is_known_with_its_end() {
+    let flow = AnswerPipeline::new(Some(SseScanner::new(Dialect::OpenAi)), None, None);
+    let began = Instant::now();
+    for millis in [20, 900, 30] {
+        tokio::time::advance(Duration::from_millis(millis)).await;
+        flow.lock().record_progress();
+    }
+    assert_eq!(flow.lock().take_gap(), (Duration::from_millis(900), began + Duration::from_millis(920)));
+    assert_eq!(flow.lock().take_gap().0, Duration::ZERO, "another engine's part has gaps of its own");
+}
