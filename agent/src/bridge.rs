@@ -103,7 +103,7 @@ impl AttachTarget {
         port == other_port && is_same_host
     }
 
-    async fn connect(&self) -> io::Result<Box<dyn Stream>> {
+    pub(crate) async fn connect(&self) -> io::Result<Box<dyn Stream>> {
         let connected = timeout(CONNECT_TIMEOUT, async {
             Ok(match self {
                 Self::Tcp(address) => {
@@ -137,7 +137,7 @@ impl fmt::Display for AttachTarget {
     }
 }
 
-trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+pub(crate) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 

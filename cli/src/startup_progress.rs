@@ -12,6 +12,10 @@ use hostler_proto::fleet::v1::Replica;
 /// Interval at which progress within a stage is shown again. Loading takes minutes.
 const REPEAT_INTERVAL: Duration = Duration::from_secs(30);
 
+/// How the reason of a replica begins that waits for another one, or for an engine that somebody else
+/// runs.
+const WAITS: &str = "waits for ";
+
 /// Last line shown about each replica.
 #[derive(Debug, Default)]
 pub(crate) struct StartupProgress {
@@ -35,8 +39,14 @@ impl StartupProgress {
 
     fn of(&mut self, replica: &Replica, now: Instant) -> Option<Vec<String>> {
         let (what, lines) = if replica.is_coming() {
-            let progress = replica.state().progress.as_ref()?;
-            (progress.stage.clone(), vec![format!("{}  {}", replica.id, progress.sentence())])
+            match &replica.state().progress {
+                Some(progress) => (progress.stage.clone(), vec![format!("{}  {}", replica.id, progress.sentence())]),
+                None if replica.first_reason().starts_with(WAITS) => {
+                    let reason = replica.first_reason();
+                    (reason.to_owned(), vec![format!("{}  {reason}", replica.id)])
+                }
+                None => return None,
+            }
         } else if matches!(replica.phase(), Phase::Failed | Phase::Quarantined) {
             down(replica)
         } else {

@@ -65,7 +65,8 @@ const REQUIRED_ROUTES: [(&str, &str); 2] =
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum HealthEvent {
     Loading,
-    /// The engine is healthy, but names no model, for this reason.
+    /// The engine is healthy but names no model, or somebody else's engine does not serve, for this
+    /// reason.
     NotReady(String),
     /// The engine has given its memory back, but still answers. Sent before it is ready.
     Asleep,
@@ -86,7 +87,7 @@ pub(crate) enum HealthEvent {
 pub(crate) async fn watch(subject: MonitoredEngine, events: mpsc::Sender<HealthEvent>) {
     let mut client = ApiClient::new(&subject.socket);
     let mut desired = subject.desired_adapters.clone();
-    let Some(models) = await_ready(&mut client, &subject.socket, &events, &mut desired).await else {
+    let Some(models) = await_ready(&mut client, &subject, &events, &mut desired).await else {
         return;
     };
     let front_end = subject.status.borrow().front_end;
@@ -121,10 +122,11 @@ pub(crate) async fn watch(subject: MonitoredEngine, events: mpsc::Sender<HealthE
 /// Polls until the engine is healthy and names its models; `None` once nobody listens any more.
 async fn await_ready(
     client: &mut ApiClient,
-    socket: &Path,
+    subject: &MonitoredEngine,
     events: &mpsc::Sender<HealthEvent>,
     desired: &mut watch::Receiver<DesiredAdapters>,
 ) -> Option<Vec<ModelCard>> {
+    let (socket, attached_to) = (&subject.socket, subject.attached_to.as_ref());
     let mut bound = false;
     let mut complained: Option<(String, Instant)> = None;
     let mut router_at: Option<Instant> = None;
@@ -141,7 +143,14 @@ async fn await_ready(
             // A router without engines is not healthy, and would never name its models.
             Ok(reply) if reply.is_from_router => Some(Err(ROUTER_ANSWERS.to_owned())),
             Ok(reply) if is_healthy(&reply) => Some(read_all_models(client, socket, desired).await),
-            Ok(_) | Err(_) => None,
+            // An engine that the agent starts needs its time, and prints what it does. Of another one only
+            // this is known.
+            Ok(reply) => attached_to.map(|_| Err(format!("/health has status {}", reply.status.as_u16()))),
+            Err(_) if !bound => match attached_to {
+                Some(target) => target.connect().await.err().map(|error| Err(format!("cannot connect: {error}"))),
+                None => None,
+            },
+            Err(error) => attached_to.map(|_| Err(format!("/health: {error}"))),
         };
         if matches!(&found, Some(Err(reason)) if reason == ROUTER_ANSWERS) {
             router_at = Some(Instant::now());
@@ -153,12 +162,11 @@ async fn await_ready(
             Some(Err(reason)) => Some(reason),
             None => None,
         };
-        // An engine that is healthy but names no model will not become ready by waiting, so log the
-        // reason once. A server of garbage has another one each time.
+        // Log the reason once. A server of garbage has another one each time.
         if let Some(reason) = obstacle
             && complained.as_ref().is_none_or(|(last, at)| *last != reason && at.elapsed() >= COMPLAINT_INTERVAL)
         {
-            tracing::warn!(socket = %socket.display(), %reason, "engine answers but is not ready");
+            tracing::warn!(socket = %socket.display(), %reason, "engine is not ready");
             events.send(HealthEvent::NotReady(reason.clone())).await.ok()?;
             complained = Some((reason, Instant::now()));
         }

@@ -39,6 +39,7 @@ pub(crate) use self::state_machine::LeaveDeadlines;
 use self::state_machine::{AfterExit, EngineEvent, EngineState, LiveStage, MAX_BACKOFF};
 use self::supervisor::Supervisor;
 use self::warm_starts::{StartOrigin, WarmStarts};
+use crate::bridge::AttachTarget;
 use crate::cache::{self, CacheLog};
 use crate::crashes::CrashLog;
 use crate::gpu::{CpuBinding, GpuAvailability};
@@ -108,6 +109,8 @@ pub struct EngineSpec {
     /// Time without requests after which the engine is tested with one token; zero turns the test
     /// off.
     pub canary_interval: Duration,
+    /// The engine that somebody else runs, in whose place a bridge is started.
+    pub(crate) attached_to: Option<AttachTarget>,
 }
 
 impl EngineSpec {
@@ -116,7 +119,11 @@ impl EngineSpec {
     /// Decisions of the agent as a whole have defaults: the engine ends with the agent, is not
     /// bound to cores, has one command line and starts at once. Fails as `command_line` does.
     pub fn new(launch: &LaunchContext<'_>, log: PathBuf, keepers: KeeperSource) -> Result<Self, HostError> {
-        let is_attached = matches!(launch.engine, EngineProgram::Attached { .. });
+        let attached_to = match launch.engine {
+            EngineProgram::Attached { targets, .. } => targets.get(launch.replica.index as usize).cloned(),
+            EngineProgram::Vllm { .. } | EngineProgram::Simulated { .. } => None,
+        };
+        let is_attached = attached_to.is_some();
         Ok(Self {
             node: launch.config.node.clone(),
             index: launch.replica.index,
@@ -142,6 +149,7 @@ impl EngineSpec {
             may_fork: may_fork(launch.replica.gpus.len(), &launch.config.engine_args),
             stall_timeout: if is_attached { FOR_EVER } else { launch.config.stall_timeout },
             canary_interval: if is_attached { Duration::ZERO } else { launch.config.canary_interval },
+            attached_to,
         })
     }
 }

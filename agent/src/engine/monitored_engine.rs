@@ -8,6 +8,7 @@ use tokio::sync::watch;
 
 use super::control::DesiredAdapters;
 use super::{EngineStatus, Phase};
+use crate::bridge::AttachTarget;
 use crate::probe::LoadSample;
 use crate::traffic::Traffic;
 
@@ -28,6 +29,8 @@ pub(crate) struct MonitoredEngine {
     pub(super) desired_adapters: watch::Receiver<DesiredAdapters>,
     pub(super) uses_gpus: bool,
     pub(super) may_sleep: bool,
+    /// The engine that somebody else runs, to which the socket leads.
+    pub(super) attached_to: Option<AttachTarget>,
 }
 
 /// Counters that change whenever an engine makes progress: the answers that moved last, and its own

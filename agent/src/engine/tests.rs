@@ -58,6 +58,7 @@ pub(super) fn start_with(script: &str, change: impl FnOnce(&mut EngineSpec)) -> 
         may_fork: true,
         stall_timeout: Duration::from_secs(10),
         canary_interval: Duration::ZERO,
+        attached_to: None,
     };
     change(&mut spec);
     let tracker = TaskTracker::new();

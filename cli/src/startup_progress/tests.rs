@@ -36,6 +36,22 @@ fn silent_or_serving_replicas_report_no_progress() {
 }
 
 #[test]
+fn a_replica_that_waits_for_others_says_for_whom() {
+    let mut start = StartupProgress::default();
+    let mut lines = |reason: &str| {
+        let waiting = replica(ReplicaState { phase: Phase::Starting.into(), reason: reason.into(), ..ReplicaState::default() });
+        start.lines(&waiting, Instant::now())
+    };
+    assert!(lines("the engine's process has started").is_empty());
+    assert_eq!(
+        lines("waits for http://h:1, which is not ours: cannot connect"),
+        ["n0/0  waits for http://h:1, which is not ours: cannot connect"]
+    );
+    assert!(lines("waits for http://h:1, which is not ours: cannot connect").is_empty());
+    assert_eq!(lines("waits for http://h:1, which is not ours"), ["n0/0  waits for http://h:1, which is not ours"]);
+}
+
+#[test]
 fn a_failure_is_reported_once_with_its_remedy() {
     let (mut start, began) = (StartupProgress::default(), Instant::now());
     let lines = start.lines(&failed("unrecognized arguments: --bogus", "drop --bogus"), began);

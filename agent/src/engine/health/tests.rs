@@ -3,8 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use tokio_util::task::AbortOnDropHandle;
+
 use super::super::{EngineStatus, FrontEndInUse, LogFacts, Phase};
 use super::*;
+use crate::bridge::AttachTarget;
 use crate::engine_client::api_client::tests::Scripted;
 use crate::probe::EngineMetrics;
 use crate::probe::LoadSample;
@@ -60,6 +63,7 @@ impl Watched {
             desired_adapters: desired.subscribe(),
             uses_gpus: true,
             may_sleep: false,
+            attached_to: None,
         };
         Self { subject, status, samples, desired }
     }
@@ -117,6 +121,34 @@ async fn a_ready_engine_is_healthy_and_names_a_model() {
     watching.abort();
     let requests = engine.requests.lock().clone();
     assert_eq!(requests, ["/health", "/health", "/health", "/v1/models", "/metrics"]);
+}
+
+#[tokio::test]
+async fn an_attached_engine_that_is_none_says_what_is_wrong() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("bridge");
+    let reason_at = async |target: &str| {
+        let (sender, mut events) = mpsc::channel(8);
+        let subject = MonitoredEngine { attached_to: Some(AttachTarget::parse(target).unwrap()), ..Watched::at(&socket).subject };
+        let watching = AbortOnDropHandle::new(tokio::spawn(watch(subject, sender)));
+        loop {
+            match next(&mut events).await {
+                Some(HealthEvent::NotReady(reason)) => return (reason, watching),
+                Some(HealthEvent::Loading) => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    };
+    let (absent, _) = reason_at(&format!("unix:{}", folder.path().join("nobody").display())).await;
+    assert!(absent.starts_with("cannot connect: No such file"), "{absent}");
+    for (answer, words) in
+        [((503, ""), "/health has status 503"), ((404, ""), "/v1/models has status 404"), ((200, "a page"), "/v1/models is not")]
+    {
+        let _ = std::fs::remove_file(&socket);
+        let _server = Scripted::at(&socket, Box::new(move |_| Some((answer.0, answer.1.to_owned()))));
+        let (reason, _) = reason_at(&format!("unix:{}", socket.display())).await;
+        assert!(reason.starts_with(words), "{reason}");
+    }
 }
 
 /// Events before readiness, and requested paths, of an engine whose front-end lacks the route

@@ -185,6 +185,7 @@ impl Supervisor {
             desired_adapters: self.deps.desired_adapters.clone(),
             uses_gpus: spec.gpu_availability.is_some(),
             may_sleep: spec.command.unlocks_sleep(),
+            attached_to: spec.attached_to.clone(),
         };
         EngineLife {
             spawned,

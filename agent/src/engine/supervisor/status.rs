@@ -47,6 +47,8 @@ impl Supervisor {
                 "the engine sleeps until it is woken".to_owned()
             }
             EngineState::Alive(LiveStage::Sleeping) => self.out_of_service_reason.clone(),
+            // The process is a bridge, and the report says whom it waits for.
+            EngineState::Alive(LiveStage::Starting | LiveStage::Loading) if self.deps.spec.attached_to.is_some() => String::new(),
             EngineState::Alive(LiveStage::Starting) => "the engine's process has started".to_owned(),
             EngineState::Alive(LiveStage::Loading) => "the engine loads its model".to_owned(),
             EngineState::Alive(LiveStage::Ready) => "the engine serves".to_owned(),

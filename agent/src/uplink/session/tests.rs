@@ -233,6 +233,7 @@ fn spec(directory: &tempfile::TempDir) -> EngineSpec {
         may_fork: true,
         stall_timeout: Duration::from_secs(10),
         canary_interval: Duration::ZERO,
+        attached_to: None,
     }
 }
 
