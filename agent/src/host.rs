@@ -80,6 +80,8 @@ pub enum HostError {
     Attach(#[from] AttachTargetError),
     #[error("--attach serves engines that run already: leave out {what}, which is for engines that the agent starts")]
     AttachOnly { what: &'static str },
+    #[error("--gpus (agent.gpus) names `{gpus}`, but {because}: leave it out")]
+    GpusUnused { gpus: String, because: String },
     #[error("--attach names one engine twice, as {0} and {1}: an engine is one replica")]
     AttachTwice(AttachTarget, AttachTarget),
     #[error("--attach-key-file is for engines that run already: name them with --attach, or leave it out")]
@@ -89,6 +91,9 @@ pub enum HostError {
     #[error("the engine argument `{argument}` cannot be used: {because}")]
     ReservedArgument { argument: String, because: &'static str },
 }
+
+/// Why simulated engines have no GPUs.
+const SIMULATED_NEEDS_NONE: &str = "the simulated engine needs none";
 
 impl Host {
     /// Asks the kernel for the name and the NVIDIA driver for the GPUs.
@@ -105,20 +110,24 @@ impl Host {
             Some(list) => ("agent.gpus", Some(list.clone())),
             None => (VISIBLE_DEVICES, std::env::var(VISIBLE_DEVICES).ok()),
         };
-        let without = |reason: &str| Self { name: host_name(), gpus: Vec::new(), driver: None, no_gpu_because: Some(reason.to_owned()) };
+        // GPUs that are named must not be left out silently.
+        let without = |reason: &str| match config.gpus.as_str() {
+            "" => Ok(Self { name: host_name(), gpus: Vec::new(), driver: None, no_gpu_because: Some(reason.to_owned()) }),
+            gpus => Err(HostError::GpusUnused { gpus: gpus.to_owned(), because: reason.to_owned() }),
+        };
         match engine {
-            EngineProgram::Simulated { .. } if library.is_none() => return Ok(without("the simulated engine needs none")),
-            EngineProgram::Attached { .. } => return Ok(without("attached engines have their own")),
+            EngineProgram::Simulated { .. } if library.is_none() => return without(SIMULATED_NEEDS_NONE),
+            EngineProgram::Attached { .. } => return without("attached engines have their own"),
             EngineProgram::Simulated { .. } | EngineProgram::Vllm { .. } => {}
         }
         let driver = match (GpuDriver::open(library).await, library) {
             (Ok(driver), _) => driver,
             (Err(DriverError::Broken(reason)), _) => return Err(HostError::Driver { reason }),
             (Err(DriverError::Absent), Some(library)) => return Err(HostError::NoLibrary { library: library.display().to_string() }),
-            (Err(DriverError::Absent), None) => return Ok(without("there is no NVIDIA driver")),
+            (Err(DriverError::Absent), None) => return without("there is no NVIDIA driver"),
         };
         if driver.gpus().is_empty() && visible.is_none() {
-            return Ok(without("the NVIDIA driver shows no GPU"));
+            return without("the NVIDIA driver shows no GPU");
         }
         let selected = visible::select(driver.gpus(), visible.as_deref());
         let selection = selected.map_err(|source| HostError::Visible { by, source })?;
@@ -128,6 +137,15 @@ impl Host {
         }
         Ok(Self { name: host_name(), gpus: selection.gpus, driver: Some(driver), no_gpu_because: None })
     }
+}
+
+/// Refuses GPUs that are named for engines that have none.
+pub(crate) fn check_named_gpus(config: &AgentConfig, engine: &EngineProgram) -> Result<(), HostError> {
+    let needs_none = matches!(engine, EngineProgram::Simulated { .. }) && config.nvml_lib.as_os_str().is_empty();
+    if needs_none && !config.gpus.is_empty() {
+        return Err(HostError::GpusUnused { gpus: config.gpus.clone(), because: SIMULATED_NEEDS_NONE.to_owned() });
+    }
+    Ok(())
 }
 
 /// Chooses the program that becomes an engine. `this_program` contains the simulated engine.
@@ -167,6 +185,7 @@ pub(crate) fn attached_engines(config: &AgentConfig, this_program: &Path) -> Res
         ("--profile", config.profile != Profile::Throughput),
         ("--front-end", config.front_end != FrontEnd::Auto),
         ("--standby", config.standby),
+        ("--gpus", !config.gpus.is_empty()),
     ];
     if let Some((what, _)) = superfluous.into_iter().find(|(_, is_given)| *is_given) {
         return Err(HostError::AttachOnly { what });

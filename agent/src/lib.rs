@@ -208,7 +208,9 @@ fn choose_engine(config: &AgentConfig, simulated: &Path) -> Result<EngineProgram
         return Ok(attached);
     }
     let vllm = find_program(&config.vllm_bin, std::env::var_os("PATH").as_deref());
-    host::choose_program(config.engine, !config.model.is_empty(), &vllm, simulated)
+    let engine = host::choose_program(config.engine, !config.model.is_empty(), &vllm, simulated)?;
+    host::check_named_gpus(config, &engine)?;
+    Ok(engine)
 }
 
 impl Agent {

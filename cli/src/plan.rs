@@ -18,12 +18,12 @@ pub(crate) struct PlanArgs {
     /// The model: a folder, or a name on Hugging Face.
     #[arg(id = "MODEL", conflicts_with = "model")]
     pub(crate) model: Option<String>,
-    /// Plan for these GPUs instead of this host's: `4x80` is four of 80 GiB, `2x3g.40gb` two MIG
-    /// slices; commas separate kinds.
-    #[arg(long = "gpus", value_name = "COUNTxSIZE")]
-    described_gpus: Option<String>,
+    /// GPUs of this host, such as `0,1`, as `hostler up --gpus` takes them; or a description of
+    /// another's: `4x80` is four of 80 GiB, `2x3g.40gb` two MIG slices, and commas separate kinds.
+    #[arg(long = "gpus", value_name = "LIST|COUNTxSIZE")]
+    gpus: Option<String>,
     /// The GPUs of `--gpus` are joined by NVLink: all of a kind, or in groups of so many.
-    #[arg(long, value_name = "GROUP", num_args = 0..=1, require_equals = true, default_missing_value = "64", requires = "described_gpus")]
+    #[arg(long, value_name = "GROUP", num_args = 0..=1, require_equals = true, default_missing_value = "64", requires = "gpus")]
     nvlink: Option<u32>,
     /// Plan for this release of vLLM instead of the installed one.
     #[arg(long, value_name = "VERSION")]
@@ -41,7 +41,15 @@ pub(crate) async fn plan(settings: &Settings, args: &PlanArgs) -> anyhow::Result
     if let Some(model) = &args.model {
         config.model.clone_from(model);
     }
-    let described = args.described_gpus.as_deref().map(|text| parse_gpus(text, args.nvlink.unwrap_or(0))).transpose().context("--gpus")?;
+    let described = match &args.gpus {
+        Some(list) if is_list(list) => {
+            ensure!(args.nvlink.is_none(), "--nvlink describes other GPUs than this host's: --gpus 4x80 --nvlink");
+            config.gpus.clone_from(list);
+            None
+        }
+        Some(text) => Some(parse_gpus(text, args.nvlink.unwrap_or(0)).context("--gpus")?),
+        None => None,
+    };
     let release =
         |text: &String| VllmVersion::parse(text).with_context(|| format!("--vllm-version {text:?} is no version, such as 0.32.0"));
     let version = args.vllm_version.as_ref().map(release).transpose()?;
@@ -72,4 +80,9 @@ pub(crate) async fn plan(settings: &Settings, args: &PlanArgs) -> anyhow::Result
 fn check_computed(is_guess: bool, model: &str) -> anyhow::Result<()> {
     ensure!(!is_guess, "nothing could be computed for {model}, as the plan says beside its name");
     Ok(())
+}
+
+/// Whether these are GPUs of this host, by number or UUID. Every description has an x.
+fn is_list(gpus: &str) -> bool {
+    !gpus.contains(['x', 'X'])
 }

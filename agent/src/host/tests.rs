@@ -50,6 +50,7 @@ fn settings_for_engines_that_the_agent_starts_are_refused_beside_attached_ones()
         (AgentConfig { model: "m".to_owned(), ..attach() }, "leave out --model"),
         (AgentConfig { profile: Profile::Latency, ..attach() }, "leave out --profile"),
         (AgentConfig { front_end: FrontEnd::Rust, ..attach() }, "leave out --front-end"),
+        (AgentConfig { gpus: "0".to_owned(), ..attach() }, "leave out --gpus"),
         (
             AgentConfig { attach: vec!["http://a:1".to_owned(), "unix:b".to_owned(), "http://a:1/".to_owned()], ..attach() },
             "names one engine twice, as http://a:1 and http://a:1",
@@ -58,4 +59,12 @@ fn settings_for_engines_that_the_agent_starts_are_refused_beside_attached_ones()
         let refused = of(&config).expect_err("it has no effect");
         assert!(refused.contains(words), "{refused}");
     }
+}
+
+#[tokio::test]
+async fn named_gpus_are_never_left_out_silently() {
+    let named = AgentConfig { gpus: "0,1".to_owned(), ..AgentConfig::default() };
+    let refused = Host::discover(&simulated(), &named).await.unwrap_err().to_string();
+    assert_eq!(refused, "--gpus (agent.gpus) names `0,1`, but the simulated engine needs none: leave it out");
+    assert!(Host::discover(&simulated(), &AgentConfig::default()).await.is_ok());
 }
