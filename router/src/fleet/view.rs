@@ -309,10 +309,12 @@ impl FleetView {
         replica.local_load.avoided_until.store(self.millis_since_start(now + AVOIDANCE_AFTER_LOSS), Ordering::Relaxed);
     }
 
-    /// The models that replicas serve, and those that are expected.
+    /// The models that replicas serve, and those that are expected. Those of replicas that were stopped
+    /// on purpose are not served any more.
     #[must_use]
     pub(crate) fn models(&self) -> Vec<&Model> {
-        let attached = self.replicas.iter().flat_map(|replica| replica.models());
+        let in_service = self.replicas.iter().filter(|replica| replica.state.phase != Phase::Stopped);
+        let attached = in_service.flat_map(|replica| replica.models());
         let expected = self.expectations.models().filter(|model| self.counts(model));
         // The sort is stable: an engine's own description stays.
         let mut models: Vec<&Model> = attached.chain(expected).collect();
