@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::IsTerminal;
 use std::sync::{Arc, OnceLock};
 
+use parking_lot::Mutex;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tracing_subscriber::filter::Targets;
@@ -48,6 +49,26 @@ pub struct LevelError {
     source: tracing_subscriber::filter::ParseError,
 }
 
+/// The file of a log, which can be exchanged for another while lines are written.
+#[derive(Debug, Clone)]
+pub struct LogFile(Arc<Mutex<Arc<File>>>);
+
+impl LogFile {
+    #[must_use]
+    pub fn new(file: File) -> Self {
+        Self(Arc::new(Mutex::new(Arc::new(file))))
+    }
+
+    /// Has the next lines written to this file.
+    pub fn replace(&self, file: File) {
+        *self.0.lock() = Arc::new(file);
+    }
+
+    fn current(&self) -> Arc<File> {
+        Arc::clone(&self.0.lock())
+    }
+}
+
 /// Exporter of this process's events, if a collector is configured.
 static EVENTS: OnceLock<EventExport> = OnceLock::new();
 
@@ -64,7 +85,7 @@ pub fn init(config: &LogConfig) -> Result<(), LevelError> {
 ///
 /// # Errors
 /// When the level cannot be read.
-pub fn init_role(config: &LogConfig, service: &'static str, file: Option<File>) -> Result<(), LevelError> {
+pub fn init_role(config: &LogConfig, service: &'static str, file: Option<LogFile>) -> Result<(), LevelError> {
     let events = EventExport::from_process(service);
     start(config, events.as_ref().ok().and_then(Option::as_ref), file)?;
     match events {
@@ -83,10 +104,10 @@ pub async fn flush_events() {
     }
 }
 
-fn start(config: &LogConfig, events: Option<&EventExport>, file: Option<File>) -> Result<(), LevelError> {
+fn start(config: &LogConfig, events: Option<&EventExport>, file: Option<LogFile>) -> Result<(), LevelError> {
     let filter: Targets = config.level.parse().map_err(|source| LevelError { level: config.level.clone(), source })?;
     let has_colors = file.is_none() && std::io::stderr().is_terminal();
-    let writer = file.map_or_else(|| BoxMakeWriter::new(std::io::stderr), |file| BoxMakeWriter::new(Arc::new(file)));
+    let writer = file.map_or_else(|| BoxMakeWriter::new(std::io::stderr), |file| BoxMakeWriter::new(move || file.current()));
     let lines = tracing_subscriber::fmt::layer().with_writer(writer);
     let lines = match config.format {
         LogFormat::Text => lines.with_ansi(has_colors).with_target(false).with_filter(filter).boxed(),

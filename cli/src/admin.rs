@@ -30,6 +30,7 @@ use crate::fleet_state::{describe_absence, find_router};
 use crate::host_names::this_host;
 use crate::output::complain;
 use crate::settings::{cluster_config, operators_socket};
+use crate::suspension::describe_suspension;
 
 /// How long the router may take to accept, and to answer.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -349,11 +350,15 @@ async fn check_socket(path: &Path) -> anyhow::Result<()> {
     let shown = path.display();
     let error = match connected {
         Ok(stream) => {
-            let theirs = stream.peer_cred()?.uid();
+            let peer = stream.peer_cred()?;
+            let theirs = peer.uid();
             if !is_trusted_user(theirs) {
                 bail!(
                     "the socket {shown} is answered by user {theirs}, not by a router of yours: choose one in a folder that is yours alone"
                 );
+            }
+            if let Some(silence) = peer.pid().and_then(describe_suspension) {
+                bail!("the router at {shown} does not answer: {silence}");
             }
             return Ok(());
         }
@@ -381,6 +386,10 @@ pub(crate) fn status_error(status: tonic::Status) -> anyhow::Error {
         (Code::Unimplemented, "") => anyhow::anyhow!(
             "what answers there does not know this call: it may be a router's edge, whose admin address is another (the router says it at its \
              start), or a router of another release"
+        ),
+        // The words of tonic for a deadline of this side.
+        (Code::Cancelled, "Timeout expired") => anyhow::anyhow!(
+            "the router takes connections, but has not answered in time: its log may say why; `hostler down` ends a router of `hostler up` that stays so"
         ),
         (code, "") => anyhow::anyhow!("the router answered without a word: {}", code.description()),
         (_, message) => anyhow::anyhow!("{}", message.to_owned()),

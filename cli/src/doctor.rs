@@ -37,7 +37,7 @@ use crate::admin::{connect_to_fleet, list_fleet};
 use crate::controller_service::find_service;
 use crate::fleet_state::has_jobs;
 use crate::host_names::this_host;
-use crate::local_fleet::{LocalFleet, find_local_fleets};
+use crate::local_fleet::{LocalFleet, find_local_fleets, find_other_routers};
 use crate::output::{describe, say};
 use crate::settings::user_key_file;
 
@@ -113,6 +113,7 @@ async fn gather_machine(router: &RouterConfig, agent: &AgentConfig, up: Vec<Loca
     let addresses = [("--listen", &router.listen), ("--admin-listen", &router.admin_listen)];
     MachineFacts {
         up,
+        others: find_other_routers().await,
         taken: addresses.into_iter().filter(|(_, address)| is_taken(address)).map(|(flag, address)| (flag, address.clone())).collect(),
         gpus: ask_driver(agent, needs_gpus).await,
         model: is_named.then(|| hostler_agent::check_model(agent, |name| std::env::var_os(name)).map_err(|error| describe(&error.into()))),

@@ -125,7 +125,13 @@ async fn follow(mut printed: ClientAccess, config: Option<&Path>, model: Option<
 async fn read_access(config: Option<&Path>, model: Option<&str>) -> anyhow::Result<ClientAccess> {
     match FleetFolder::find(&cluster_config(config)?)? {
         Some(folder) if has_jobs(Some(&folder))? => access_to_jobs(&folder),
-        _ => access_to_up(&find_local_fleet(model).await?.record.router),
+        _ => {
+            let up = find_local_fleet(model).await?;
+            if let Some(silence) = &up.silence {
+                bail!("{} does not answer: {silence}", up.describe());
+            }
+            access_to_up(&up.record.router)
+        }
     }
 }
 

@@ -41,6 +41,7 @@ mod settings;
 mod sim;
 mod simulate;
 mod startup_progress;
+mod suspension;
 mod top;
 mod trust;
 mod up;
@@ -315,7 +316,7 @@ fn run(mut cli: Cli, given: CommandFlags<'_>, adjust_router: AdjustRouter) -> an
                 runtime.block_on(up::detach())
             } else {
                 args.leave_terminal()?;
-                let (voice, log) = up::Voice::of_this_command();
+                let (voice, log) = up::Voice::of_this_command(args.is_background());
                 let settings = args.load(&given, file.as_deref(), log)?;
                 runtime.block_on(up::up(settings, adjust_router, voice))
             }

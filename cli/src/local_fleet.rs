@@ -5,20 +5,31 @@
 
 mod end;
 mod log_file;
+mod others;
 mod record;
+mod turn;
 mod wait;
 
+use std::time::Duration;
+
 use anyhow::bail;
+use hostler_proto::agent::v1::Phase;
 use hostler_proto::fleet::v1::{FleetFinding, ListResponse, Node, Replica};
+use tokio::time::timeout;
 
 use crate::admin::{connect_to_socket, list_fleet};
-use crate::fleet_state::NOTHING_UP;
+use crate::suspension::describe_suspension;
 
 pub(crate) use self::end::down;
-pub(crate) use self::log_file::UpLog;
+pub(crate) use self::log_file::{UpLog, keep_bounded};
+pub(crate) use self::others::{OtherRouter, describe_nothing_up, find_other_routers};
 use self::record::find_records;
-pub(crate) use self::record::{JoinedAgent, PublishedRecord, UpRecord, UpRouter};
+pub(crate) use self::record::{JoinedAgent, PublishedRecord, UpRecord, UpRouter, check_room};
+pub(crate) use self::turn::UpTurn;
 pub(crate) use self::wait::{LocalWaitError, wait};
+
+/// Deadline of a router of this host for saying what it serves.
+const LIST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A running `hostler up` of this user.
 #[derive(Debug, Clone)]
@@ -29,6 +40,8 @@ pub(crate) struct LocalFleet {
     pub(crate) replicas: Vec<Replica>,
     /// What is wrong about the fleet of its router, as its clients see it; none of one that joined.
     pub(crate) findings: Vec<FleetFinding>,
+    /// Why its process, or its router, does not answer, and what to do.
+    pub(crate) silence: Option<String>,
 }
 
 impl LocalFleet {
@@ -37,13 +50,14 @@ impl LocalFleet {
         let models = self.models();
         let name = if self.record.name.is_empty() { "no model yet" } else { &self.record.name };
         let models = if models.is_empty() { name.to_owned() } else { models.join(", ") };
+        let taken_down = if self.is_taken_down() { "taken down, " } else { "" };
         let simulated = if self.record.is_simulated { "simulated, " } else { "" };
-        format!("{models} ({simulated}`hostler up`, process {})", self.record.pid)
+        format!("{models} ({taken_down}{simulated}`hostler up`, process {})", self.record.pid)
     }
 
     /// Names that clients may use.
     pub(crate) fn models(&self) -> Vec<&str> {
-        let mut models: Vec<&str> = self.replicas.iter().flat_map(Replica::model_ids).collect();
+        let mut models: Vec<&str> = self.replicas.iter().filter(|replica| !is_stopped(replica)).flat_map(Replica::model_ids).collect();
         models.sort_unstable();
         models.dedup();
         models
@@ -53,7 +67,12 @@ impl LocalFleet {
     pub(crate) fn serves(&self, name: &str) -> bool {
         let own = self.record.name.as_str();
         let is_own = own == name || own.rsplit('/').next() == Some(name);
-        is_own || self.replicas.iter().any(|replica| replica.model_ids().any(|model| model == name))
+        !self.is_taken_down() && (is_own || self.replicas.iter().any(|replica| replica.model_ids().any(|model| model == name)))
+    }
+
+    /// Whether its engines were stopped on purpose, and its process goes on as the router of others.
+    pub(crate) fn is_taken_down(&self) -> bool {
+        self.has_router() && !self.replicas.is_empty() && self.replicas.iter().all(is_stopped)
     }
 
     /// Whether its process has the router.
@@ -67,9 +86,14 @@ impl LocalFleet {
     }
 }
 
-/// Each of them, as a list in a sentence.
+fn is_stopped(replica: &Replica) -> bool {
+    replica.phase() == Phase::Stopped
+}
+
+/// Those that are up, as a list in a sentence.
 pub(crate) fn describe_all(fleets: &[LocalFleet]) -> String {
-    fleets.iter().map(LocalFleet::describe).collect::<Vec<_>>().join(", ")
+    let up: Vec<String> = fleets.iter().filter(|fleet| !fleet.is_taken_down()).map(LocalFleet::describe).collect();
+    if up.is_empty() { "no model".to_owned() } else { up.join(", ") }
 }
 
 /// Finds all of this user's on this host, those with a router first. A router that does not answer
@@ -78,16 +102,36 @@ pub(crate) async fn find_local_fleets() -> Vec<LocalFleet> {
     let records = find_records().await;
     let mut found = Vec::new();
     for first in records.iter().filter(|record| record.joined.is_none()) {
-        let listed = list(first).await.unwrap_or_default();
+        let (listed, silence) = match list(first).await {
+            Ok(listed) => (listed.unwrap_or_default(), None),
+            Err(silence) => (ListResponse::default(), Some(silence)),
+        };
         let joined =
             records.iter().filter(|record| record.joined.is_some() && record.router.operators_socket == first.router.operators_socket);
-        found.extend(share_out(first, &joined.collect::<Vec<_>>(), listed));
+        let fleets = share_out(first, &joined.collect::<Vec<_>>(), listed);
+        found.extend(fleets.into_iter().map(|fleet| {
+            let own = describe_suspension(fleet.record.pid);
+            LocalFleet { silence: own.or_else(|| silence.clone()), ..fleet }
+        }));
     }
     found
 }
 
-async fn list(record: &UpRecord) -> anyhow::Result<ListResponse> {
-    list_fleet(&mut connect_to_socket(&record.router.operators_socket).await?).await
+/// What a router says; nothing if it has just ended. The error says that it does not answer, and what
+/// to do.
+async fn list(record: &UpRecord) -> Result<Option<ListResponse>, String> {
+    if let Some(silence) = describe_suspension(record.pid) {
+        return Err(silence);
+    }
+    let listed = async { list_fleet(&mut connect_to_socket(&record.router.operators_socket).await?).await };
+    match timeout(LIST_TIMEOUT, listed).await {
+        Ok(listed) => Ok(listed.ok()),
+        Err(_) => Err(format!(
+            "the router in process {} takes connections, but has not answered within {}; if it stays so, `hostler down` ends it",
+            record.pid,
+            humantime::format_duration(LIST_TIMEOUT)
+        )),
+    }
 }
 
 /// Gives each `hostler up` of a router its own replicas.
@@ -96,10 +140,11 @@ fn share_out(first: &UpRecord, joined: &[&UpRecord], listed: ListResponse) -> Ve
     let replicas = |nodes: Vec<Node>| nodes.into_iter().flat_map(|node| node.replicas).collect();
     let of_joined = joined.iter().map(|record| {
         let own = |node: &mut Node| record.joined.as_ref().is_some_and(|agent| agent.node == node.name);
-        LocalFleet { record: (*record).clone(), replicas: replicas(nodes.extract_if(.., own).collect()), findings: Vec::new() }
+        let own = replicas(nodes.extract_if(.., own).collect());
+        LocalFleet { record: (*record).clone(), replicas: own, findings: Vec::new(), silence: None }
     });
     let of_joined: Vec<LocalFleet> = of_joined.collect();
-    std::iter::once(LocalFleet { record: first.clone(), replicas: replicas(nodes), findings }).chain(of_joined).collect()
+    std::iter::once(LocalFleet { record: first.clone(), replicas: replicas(nodes), findings, silence: None }).chain(of_joined).collect()
 }
 
 /// The one that serves this model; without a name, any where all share a router.
@@ -110,7 +155,7 @@ pub(crate) async fn find_local_fleet(name: Option<&str>) -> anyhow::Result<Local
     let mut fleets = find_local_fleets().await;
     let up = describe_all(&fleets);
     match (name, fleets.len()) {
-        (_, 0) => bail!(NOTHING_UP),
+        (_, 0) => bail!(describe_nothing_up().await),
         (Some(name), _) => match fleets.into_iter().find(|fleet| fleet.serves(name)) {
             Some(fleet) => Ok(fleet),
             None => bail!("{name} is not up here; up is {up}"),
@@ -122,12 +167,14 @@ pub(crate) async fn find_local_fleet(name: Option<&str>) -> anyhow::Result<Local
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use hostler_proto::agent::v1::ReplicaState;
+
     use super::*;
 
     /// One whose process has this number, and whose edge this port.
     pub(crate) fn fleet(number: i32, replicas: Vec<Replica>) -> LocalFleet {
         let record = record::tests::record(number, format!("/run/router-{number}.sock").as_ref());
-        LocalFleet { record, replicas, findings: Vec::new() }
+        LocalFleet { record, replicas, findings: Vec::new(), silence: None }
     }
 
     /// One beside `first`, with an agent of this node.
@@ -163,6 +210,20 @@ pub(crate) mod tests {
         loading.record.name = "Qwen/Qwen3-8B".into();
         assert!(loading.serves("Qwen/Qwen3-8B") && loading.serves("Qwen3-8B") && !loading.serves("Qwen") && !loading.serves(""));
         assert_eq!(loading.describe(), "Qwen/Qwen3-8B (`hostler up`, process 7)");
+    }
+
+    #[test]
+    fn a_model_that_was_taken_down_is_no_longer_up() {
+        let stopped =
+            Replica { state: Some(ReplicaState { phase: Phase::Stopped.into(), ..ReplicaState::default() }), ..Replica::default() };
+        let mut first = fleet(7, vec![stopped.clone(), stopped.clone()]);
+        first.record.name = "Qwen/Qwen3-8B".into();
+        assert!(first.is_taken_down() && !first.serves("Qwen3-8B"));
+        assert_eq!(first.describe(), "Qwen/Qwen3-8B (taken down, `hostler up`, process 7)");
+        // The process of one that has joined has nothing else to do.
+        assert!(joined(8, &first, "b", vec![stopped.clone()]).serves("b"));
+        first.replicas[1].state = None;
+        assert!(first.serves("Qwen3-8B"), "one of its engines is left");
     }
 
     #[test]

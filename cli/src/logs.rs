@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use anyhow::bail;
 use clap::Args;
-use hostler_proto::fleet::v1::{LogsRequest, LogsResponse};
+use hostler_proto::agent::v1::Phase;
+use hostler_proto::fleet::v1::{LogsRequest, LogsResponse, Replica};
 use tokio::time::sleep;
 
-use crate::admin::{AdminArgs, AdminClient, connect, status_error};
+use crate::admin::{AdminArgs, AdminClient, connect, list_fleet, status_error};
 use crate::output::{complain, say};
 
 /// Most lines that a router passes on at once.
@@ -18,7 +19,8 @@ const FOLLOW_INTERVAL: Duration = Duration::from_millis(500);
 
 #[derive(Debug, Args)]
 pub(crate) struct LogsArgs {
-    /// A replica, as `node/index`; without it the only one there is.
+    /// A replica, as `node/index`, or a model that only one serves; without it the only one there is.
+    #[arg(value_name = "REPLICA|MODEL")]
     replica: Option<String>,
     /// How many lines, 200 at most.
     #[arg(short = 'n', long, default_value_t = 50)]
@@ -32,10 +34,9 @@ pub(crate) struct LogsArgs {
 
 pub(crate) async fn logs(args: &LogsArgs) -> anyhow::Result<()> {
     let mut fleet = connect(&args.admin).await?;
-    let replica = match &args.replica {
-        Some(named) => named.clone(),
-        None => single_replica(&mut fleet).await?,
-    };
+    let nodes = list_fleet(&mut fleet).await?.nodes;
+    let replicas: Vec<&Replica> = nodes.iter().flat_map(|node| &node.replicas).collect();
+    let replica = choose(args.replica.as_deref(), &replicas)?;
     let mut read = read(&mut fleet, &replica, args.lines).await?;
     read.lines.iter().for_each(|line| say(line));
     if !args.follow {
@@ -61,15 +62,31 @@ async fn read(fleet: &mut AdminClient, replica: &str, lines: u32) -> anyhow::Res
     Ok(fleet.logs(request).await.map_err(status_error)?.into_inner())
 }
 
-/// Name of the fleet's only replica.
-async fn single_replica(fleet: &mut AdminClient) -> anyhow::Result<String> {
-    let nodes = crate::admin::list_fleet(fleet).await?.nodes;
-    let names: Vec<&str> = nodes.iter().flat_map(|node| &node.replicas).map(|replica| replica.id.as_str()).collect();
-    match &names[..] {
-        [only] => Ok((*only).to_owned()),
-        [] => bail!("there are no replicas yet"),
-        several => bail!("there are {} replicas, so name one of them: {}", several.len(), several.join(", ")),
+/// The replica of this name, or the only one of this model, or the only one. Those that were stopped
+/// on purpose count only where there are no others.
+fn choose(named: Option<&str>, replicas: &[&Replica]) -> anyhow::Result<String> {
+    if let Some(named) = named.filter(|named| replicas.iter().any(|replica| replica.id == *named)) {
+        return Ok(named.to_owned());
     }
+    let is_meant = |replica: &&&Replica| named.is_none_or(|named| serves(replica, named));
+    let meant: Vec<&&Replica> = replicas.iter().filter(is_meant).collect();
+    let in_service: Vec<&&Replica> = meant.iter().copied().filter(|replica| replica.phase() != Phase::Stopped).collect();
+    let names = |replicas: &[&&Replica]| replicas.iter().map(|replica| replica.id.as_str()).collect::<Vec<_>>().join(", ");
+    match (if in_service.is_empty() { &meant[..] } else { &in_service[..] }, named) {
+        ([only], _) => Ok(only.id.clone()),
+        ([], _) if replicas.is_empty() => bail!("there are no replicas yet"),
+        ([], named) => {
+            let all: Vec<&&Replica> = replicas.iter().collect();
+            bail!("no replica and no model has the name {}; there are {}", named.unwrap_or_default(), names(&all))
+        }
+        (several, None) => bail!("there are {} replicas, so name one of them: {}", several.len(), names(several)),
+        (several, Some(model)) => bail!("{model} has {} replicas, so name one of them: {}", several.len(), names(several)),
+    }
+}
+
+/// Whether it serves a model of this name, or whose path ends with it.
+fn serves(replica: &Replica, name: &str) -> bool {
+    replica.model_ids().any(|model| model == name || model.rsplit('/').next() == Some(name))
 }
 
 /// Lines that a follower has not seen.
@@ -89,10 +106,45 @@ fn unseen(read: &LogsResponse, seen: u64) -> Unseen<'_> {
 
 #[cfg(test)]
 mod tests {
+    use hostler_proto::agent::v1::{Model, ReplicaState};
+
     use super::*;
 
     fn log(lines: &[&str], end: u64) -> LogsResponse {
         LogsResponse { lines: lines.iter().map(|line| (*line).to_owned()).collect(), end }
+    }
+
+    fn replica(id: &str, model: &str, phase: Phase) -> Replica {
+        let models = vec![Model { id: model.into(), ..Model::default() }];
+        Replica {
+            id: id.into(),
+            state: Some(ReplicaState { phase: phase.into(), models, ..ReplicaState::default() }),
+            ..Replica::default()
+        }
+    }
+
+    #[test]
+    fn a_replica_is_meant_by_its_name_or_as_the_only_one_of_a_model() {
+        let [a, b, c] = [("n/0", "org/a"), ("n/1", "org/a"), ("n.b/0", "b")].map(|(id, model)| replica(id, model, Phase::Ready));
+        let all = [&a, &b, &c];
+        for (named, chosen) in [("n/1", "n/1"), ("b", "n.b/0")] {
+            assert_eq!(choose(Some(named), &all).unwrap(), chosen);
+        }
+        for (named, refusal) in [
+            (Some("a"), "a has 2 replicas, so name one of them: n/0, n/1"),
+            (Some("d"), "no replica and no model has the name d; there are n/0, n/1, n.b/0"),
+            (None, "there are 3 replicas, so name one of them: n/0, n/1, n.b/0"),
+        ] {
+            assert_eq!(choose(named, &all).unwrap_err().to_string(), refusal);
+        }
+        assert_eq!(choose(None, &[]).unwrap_err().to_string(), "there are no replicas yet");
+    }
+
+    #[test]
+    fn a_replica_that_was_taken_down_is_meant_only_where_no_other_is() {
+        let [gone, left] = [("n/0", Phase::Stopped), ("n.b/0", Phase::Loading)].map(|(id, phase)| replica(id, "a", phase));
+        assert_eq!(choose(None, &[&gone, &left]).unwrap(), "n.b/0");
+        assert_eq!(choose(Some("a"), &[&gone]).unwrap(), "n/0", "its last lines may be wanted");
     }
 
     #[test]

@@ -1,12 +1,11 @@
 //! Settings of each role, and where they are read from.
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args};
 use hostler_agent::AgentConfig;
-use hostler_boot::telemetry::{self, LogConfig};
+use hostler_boot::telemetry::{self, LogConfig, LogFile};
 use hostler_boot::{Section, SettingSources, Settings};
 use hostler_controller::ClusterConfig;
 use hostler_router::RouterConfig;
@@ -95,7 +94,7 @@ impl CommandFlags<'_> {
     }
 
     /// Starts logging, of a role into this file, if there is one.
-    pub(crate) fn start_log(&self, settings: &Settings, file: Option<File>) -> anyhow::Result<()> {
+    pub(crate) fn start_log(&self, settings: &Settings, file: Option<LogFile>) -> anyhow::Result<()> {
         let log = settings.section("log")?;
         match self.service {
             Some(service) => telemetry::init_role(&log, service, file)?,

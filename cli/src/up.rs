@@ -2,35 +2,34 @@
 //! already, an agent alone, which serves the router of that one.
 
 mod detach;
+mod invitation;
 mod join;
 mod voice;
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use hostler_agent::{AgentConfig, EngineProgram, IfAgentDies, IfEnginesFail};
 use hostler_boot::{ListenError, Settings, Shutdown, this_host};
-use hostler_proto::fleet::v1::Replica;
 use hostler_router::{Router, RouterConfig, StartError, TakeoverError};
 use tokio::task::JoinHandle;
 
 pub(crate) use self::detach::{EndedInBackground, detach};
+use self::invitation::{Announced, Invitation};
 use self::join::{Place, Wish, choose_place, free_gpus, node_name};
 pub(crate) use self::voice::Voice;
 use crate::AdjustRouter;
-use crate::admin::{AdminClient, connect_to_socket, connect_with, list_fleet};
+use crate::admin::{connect_to_socket, connect_with};
 use crate::agent::prepare_and_run;
 use crate::cluster::name_of_model;
-use crate::local_fleet::{JoinedAgent, LocalFleet, PublishedRecord, UpRecord, UpRouter, describe_all, find_local_fleets};
+use crate::local_fleet::{JoinedAgent, LocalFleet, PublishedRecord, UpRecord, UpRouter, UpTurn, describe_all, find_local_fleets};
 use crate::output::describe;
 use crate::router::{address_lines, log_exposures, router_config};
 use crate::settings::user_key_file;
 
 /// How often the engines are checked until they are ready.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-
-/// How often the line about all engines is written anew once they serve.
-const STATUS_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long the router's own agent may take to say which GPUs it has. It asks vLLM for its version
 /// first, which took up to 20 s with a cold disk.
@@ -39,6 +38,10 @@ const GPUS_TIMEOUT: Duration = Duration::from_secs(60);
 /// An agent whose router is that of another `hostler up` ends when the router has been gone for so
 /// long, because the next one has another address.
 const ROUTER_PATIENCE: Duration = Duration::from_secs(30);
+
+/// An agent whose router is that of another `hostler up`, and which that router does not take in, ends
+/// after so long. A node of this name that has just died counts for half a minute.
+const ATTACH_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Serves until a signal, beside a running `hostler up` of this user or with a router of its own.
 pub(crate) async fn up(settings: Settings, adjust_router: AdjustRouter, voice: Voice) -> anyhow::Result<()> {
@@ -71,12 +74,15 @@ pub(crate) async fn up(settings: Settings, adjust_router: AdjustRouter, voice: V
     // The router file is for the agents of jobs.
     agent_config.router_file.clear();
 
+    let _bounded = voice.keep_log_bounded();
+    let turn = UpTurn::take().await?;
     let (name, fleets) = (served_name(&agent_config), find_local_fleets().await);
     let listen = settings.is_set("router", "listen").then_some(router_config.listen.as_str());
     if let Place::Beside(first) = choose_place(&Wish { name: &name, listen }, &fleets)? {
         check_router_settings(&settings, first)?;
         agent_config.join_token_file = token_file;
-        return join_router(agent_config, &engine, name, first.clone(), voice).await;
+        let plan = JoinPlan { name, first: first.clone(), turn };
+        return join_router(agent_config, &engine, plan, voice).await;
     }
     let wants_token = !router_config.tls_dir.as_os_str().is_empty();
     let router = match Router::bind(router_config).await {
@@ -84,22 +90,21 @@ pub(crate) async fn up(settings: Settings, adjust_router: AdjustRouter, voice: V
         Err(error) => return Err(explain_conflict(error).await),
     };
     let record = UpRouter::of(&router, &key_file, &tls_dir, wants_token)?.context("its router has no socket for operators");
-    let _record = publish(record.and_then(|router| UpRecord::of_this_process(name, router, None, is_simulated(&engine))));
-    run_with_router(agent_config, router, voice).await
+    let record = record.and_then(|router| UpRecord::of_this_process(name, router, None, is_simulated(&engine)));
+    let _record = publish(record, &voice)?;
+    drop(turn);
+    let key_file = router.requires_keys().then_some(key_file);
+    run_with_router(agent_config, router, key_file, voice).await
 }
 
 /// Runs both until they have drained: first the router, so that requests finish, then the agent. If
 /// a scheduler presses, both drain at the same time.
-async fn run_with_router(mut agent_config: AgentConfig, router: Router, voice: Voice) -> anyhow::Result<()> {
+async fn run_with_router(mut agent_config: AgentConfig, router: Router, key_file: Option<PathBuf>, voice: Voice) -> anyhow::Result<()> {
     agent_config.router.insert(0, router.agents_address().to_string());
     hostler_boot::raise_file_limit();
     let shutdown = Shutdown::new();
     let _signals = shutdown.install_signal_handlers(hostler_agent::signal_source(&agent_config))?;
-    let invitation = Invitation {
-        edge: format!("{}://{}", router.edge_scheme(), router.edge_address()),
-        wants_keys: router.requires_keys(),
-        node: None,
-    };
+    let invitation = Invitation::to_edge(format!("{}://{}", router.edge_scheme(), router.edge_address()), key_file);
     let (admin, key) = (router.admin_address(), router.operator_key().clone());
     log_exposures(&router);
     let lines = address_lines(&router);
@@ -148,8 +153,19 @@ fn say_places(voice: &Voice, page: Option<&str>) {
     }
 }
 
+/// What an agent that joins a router needs to know.
+struct JoinPlan {
+    /// What it serves.
+    name: String,
+    /// The `hostler up` with the router.
+    first: LocalFleet,
+    /// Held until others can see which node and which GPUs it has.
+    turn: UpTurn,
+}
+
 /// Runs an agent alone, for the router of a running `hostler up`.
-async fn join_router(mut config: AgentConfig, engine: &EngineProgram, name: String, first: LocalFleet, voice: Voice) -> anyhow::Result<()> {
+async fn join_router(mut config: AgentConfig, engine: &EngineProgram, plan: JoinPlan, voice: Voice) -> anyhow::Result<()> {
+    let JoinPlan { name, first, turn } = plan;
     let router = first.record.router.clone();
     if router.wants_token {
         ensure!(
@@ -162,9 +178,12 @@ async fn join_router(mut config: AgentConfig, engine: &EngineProgram, name: Stri
     }
     config.router = vec![router.agents.clone()];
     config.router_timeout = config.router_timeout.or(Some(ROUTER_PATIENCE));
+    config.attach_timeout = config.attach_timeout.or(Some(ATTACH_PATIENCE));
     let fleets = wait_for_gpus(&first).await?;
     let gpus = free_gpus(&config, engine, &fleets).await?;
-    config.gpus = gpus.join(",");
+    if !gpus.is_empty() {
+        config.gpus = gpus.join(",");
+    }
     if config.node.is_empty() {
         let short = if name.is_empty() { String::new() } else { name_of_model(&name) };
         config.node = node_name(&this_host(), &short, &fleets);
@@ -174,7 +193,8 @@ async fn join_router(mut config: AgentConfig, engine: &EngineProgram, name: Stri
     let _signals = shutdown.install_signal_handlers(hostler_agent::signal_source(&config))?;
     let agent = JoinedAgent { node: config.node.clone(), gpus };
     let invitation = Invitation::to(&router, Some(agent.node.clone()));
-    let _record = publish(UpRecord::of_this_process(name, router.clone(), Some(agent), is_simulated(engine)));
+    let _record = publish(UpRecord::of_this_process(name, router.clone(), Some(agent), is_simulated(engine)), &voice)?;
+    drop(turn);
     voice.say(&format!("edge    {}", router.base_url));
     voice.say_to_scripts(&format!("socket  {}", router.operators_socket.display()));
     voice.say(&format!("joined  {}, as node {}", first.describe(), config.node));
@@ -240,12 +260,17 @@ fn check_router_settings(settings: &Settings, first: &LocalFleet) -> anyhow::Res
     Ok(())
 }
 
-/// Writes down how other commands of this user find this process. They are not needed to serve.
-fn publish(record: anyhow::Result<UpRecord>) -> Option<PublishedRecord> {
-    let published = record.and_then(|record| record.publish());
-    published
-        .inspect_err(|error| tracing::warn!(error = %describe(error), "`hostler down`, `env` and `wait` do not find this process"))
-        .ok()
+/// Writes down how other commands of this user find this process. A process in a terminal serves
+/// without it. Of one in the background nobody would know.
+fn publish(record: anyhow::Result<UpRecord>, voice: &Voice) -> anyhow::Result<Option<PublishedRecord>> {
+    match record.and_then(|record| record.publish()) {
+        Ok(published) => Ok(Some(published)),
+        Err(error) if voice.is_background() => Err(error.context("nobody would find this process in the background, so it ends")),
+        Err(error) => {
+            tracing::warn!(error = %describe(&error), "`hostler down`, `env` and `wait` do not find this process");
+            Ok(None)
+        }
+    }
 }
 
 /// Says what is up here already, if that is why the address is in use.
@@ -272,97 +297,5 @@ fn apply_local_tls(settings: &Settings, router: &mut RouterConfig, agent: &mut A
     }
     if router.tls_dir.as_os_str().is_empty() && !settings.is_set("agent", "router") {
         agent.join_token_file.clear();
-    }
-}
-
-/// What is said of the engines of this process while they start.
-struct Invitation {
-    /// The edge's URL, without a path.
-    edge: String,
-    wants_keys: bool,
-    /// The node of this process, where the router has others.
-    node: Option<String>,
-}
-
-impl Invitation {
-    /// To this router, and to the engines of this node.
-    fn to(router: &UpRouter, node: Option<String>) -> Self {
-        Self { edge: router.base_url.trim_end_matches("/v1").to_owned(), wants_keys: router.key_file.is_some(), node }
-    }
-
-    /// Shows how far the engines have come until they serve or have failed, then how to use them. On a
-    /// screen it goes on.
-    async fn announce(&self, mut fleet: AdminClient, voice: &mut Voice) -> anyhow::Result<()> {
-        let mut is_settled = false;
-        loop {
-            let mut listed = list_fleet(&mut fleet).await?;
-            listed.nodes.retain(|node| self.node.as_ref().is_none_or(|own| *own == node.name));
-            let replicas: Vec<Replica> = listed.nodes.into_iter().flat_map(|node| node.replicas).collect();
-            voice.show(&replicas, &listed.findings);
-            if !is_settled && !replicas.is_empty() && replicas.iter().all(|replica| !replica.is_coming()) {
-                is_settled = true;
-                self.invite(&replicas, voice);
-            }
-            if is_settled && !voice.is_screen() {
-                return Ok(());
-            }
-            tokio::time::sleep(if is_settled { STATUS_INTERVAL } else { POLL_INTERVAL }).await;
-        }
-    }
-
-    /// Says how many serve, and how to use them.
-    fn invite(&self, replicas: &[Replica], voice: &Voice) {
-        let ready: Vec<&Replica> = replicas.iter().filter(|replica| replica.is_ready()).collect();
-        voice.say(&format!("ready   {} of {} replicas", ready.len(), replicas.len()));
-        if let Some(model) = ready.iter().find_map(|replica| replica.model_ids().next()) {
-            voice.say(&self.curl(model));
-        }
-    }
-
-    /// A command line that asks this model.
-    fn curl(&self, model: &str) -> String {
-        let body = serde_json::json!({"model": model, "stream": true, "messages": [{"role": "user", "content": "Hello"}]});
-        // The user puts a key into that variable.
-        let shown = if self.wants_keys { " -H \"authorization: Bearer $HOSTLER_KEY\"" } else { "" };
-        format!(
-            "curl -N {}/v1/chat/completions{shown} -H 'content-type: application/json' -d '{}'",
-            self.edge,
-            body.to_string().replace('\'', "'\\''")
-        )
-    }
-}
-
-/// The task that speaks while this process serves.
-struct Announced(JoinHandle<()>);
-
-impl Announced {
-    fn begin(
-        invitation: Invitation,
-        mut voice: Voice,
-        shutdown: &Shutdown,
-        connect: impl Future<Output = anyhow::Result<AdminClient>> + Send + 'static,
-    ) -> Self {
-        let shutdown = shutdown.clone();
-        Self(tokio::spawn(async move {
-            let announce = async {
-                let ended = async { invitation.announce(connect.await?, &mut voice).await }.await;
-                if let Err(error) = ended {
-                    tracing::warn!(error = %describe(&error), "what the engines do is shown no longer");
-                }
-            };
-            tokio::select! {
-                () = shutdown.wait_drain() => {}
-                () = announce => shutdown.wait_drain().await,
-            }
-            voice.leave();
-            std::future::pending::<()>().await;
-        }))
-    }
-
-    /// Removes the lines that change.
-    async fn end(self) {
-        self.0.abort();
-        // It was just aborted.
-        let _ = self.0.await;
     }
 }

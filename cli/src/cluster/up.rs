@@ -1,6 +1,5 @@
 //! `hostler up` with a number of nodes: adds an entry to the fleet, whose nodes are batch jobs.
 
-use std::fs::File;
 use std::path::Path;
 use std::time::Duration;
 
@@ -8,6 +7,7 @@ use anyhow::{Context, bail, ensure};
 use clap::{ArgGroup, Args};
 use hostler_agent::AgentConfig;
 use hostler_boot::Settings;
+use hostler_boot::telemetry::LogFile;
 use hostler_cluster::{FleetEntry, FleetSize};
 use hostler_controller::{ControllerPlace, JobProgram, build_submission};
 use hostler_router::RouterConfig;
@@ -106,7 +106,7 @@ impl LocalArgs {
 impl UpArgs {
     /// Loads the settings, with the model named here, and starts logging, into this file if there is
     /// one.
-    pub(crate) fn load(&self, given: &CommandFlags<'_>, file: Option<&Path>, log: Option<File>) -> anyhow::Result<Settings> {
+    pub(crate) fn load(&self, given: &CommandFlags<'_>, file: Option<&Path>, log: Option<LogFile>) -> anyhow::Result<Settings> {
         let mut settings = given.read(file, Some(&self.engine))?;
         given.start_log(&settings, log)?;
         if let Some(model) = &self.model {
@@ -124,6 +124,11 @@ impl UpArgs {
     /// Whether this machine is to serve the model in the background.
     pub(crate) fn detaches(&self) -> bool {
         self.detach && !self.is_for_jobs()
+    }
+
+    /// Whether this process is the one in the background.
+    pub(crate) fn is_background(&self) -> bool {
+        self.background
     }
 
     /// Gives this process a session of its own, if it is in the background.

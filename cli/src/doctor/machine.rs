@@ -6,13 +6,15 @@ use std::path::PathBuf;
 use hostler_proto::fleet::v1::Replica;
 
 use super::findings::{CheckResult, check_model, check_proxy, check_router_socket, check_run_dir};
-use crate::local_fleet::LocalFleet;
+use crate::local_fleet::{LocalFleet, OtherRouter};
 
 /// Facts about a host. An error says what to do if that is already known.
 #[derive(Debug)]
 pub(super) struct MachineFacts {
     /// What is up already.
     pub(super) up: Vec<LocalFleet>,
+    /// Routers that were started otherwise.
+    pub(super) others: Vec<OtherRouter>,
     /// The router's addresses that other programs have, with the flag of each.
     pub(super) taken: Vec<(&'static str, String)>,
     /// Words about the engine that would be started.
@@ -40,9 +42,11 @@ pub(super) enum MachineEngine {
 /// All findings, in the order in which they matter.
 pub(super) fn examine_machine(facts: &MachineFacts) -> Vec<CheckResult> {
     let up = facts.up.iter().map(check_up);
-    let nothing_up = facts.up.is_empty().then(|| CheckResult::ok("up", "nothing yet: `hostler up MODEL` serves one from this machine"));
+    let others = facts.others.iter().map(|router| CheckResult::note("up", router.describe()));
+    let nothing_up = (facts.up.is_empty() && facts.others.is_empty())
+        .then(|| CheckResult::ok("up", "nothing yet: `hostler up MODEL` serves one from this machine"));
     // What is up has these addresses itself.
-    let taken = facts.taken.iter().filter(|_| facts.up.is_empty()).map(|(flag, address)| {
+    let taken = facts.taken.iter().filter(|_| facts.up.is_empty() && facts.others.is_empty()).map(|(flag, address)| {
         CheckResult::problem(
             "address",
             format!("{address} is in use by another program"),
@@ -58,13 +62,19 @@ pub(super) fn examine_machine(facts: &MachineFacts) -> Vec<CheckResult> {
         Some(check_router_socket(&facts.router_socket)),
     ];
     let findings = facts.up.iter().flat_map(|fleet| &fleet.findings).map(CheckResult::of_fleet);
-    up.chain(nothing_up).chain(findings).chain(taken).chain(rest.into_iter().flatten()).collect()
+    up.chain(others).chain(nothing_up).chain(findings).chain(taken).chain(rest.into_iter().flatten()).collect()
 }
 
 fn check_up(fleet: &LocalFleet) -> CheckResult {
     let LocalFleet { record, replicas, .. } = fleet;
     let ready = replicas.iter().filter(|replica| replica.is_ready()).count();
     let text = format!("{}: {ready} of {} replicas ready at {}", fleet.describe(), replicas.len(), record.router.base_url);
+    if let Some(silence) = &fleet.silence {
+        return CheckResult::problem("up", format!("{} at {} does not answer: {silence}", fleet.describe(), record.router.base_url), "");
+    }
+    if fleet.is_taken_down() {
+        return CheckResult::ok("up", format!("{}: its process goes on as a router at {}", fleet.describe(), record.router.base_url));
+    }
     let down = replicas.iter().find(|replica| !replica.is_ready() && !replica.is_coming());
     match down {
         Some(replica) => {
@@ -117,6 +127,7 @@ mod tests {
     fn healthy() -> MachineFacts {
         MachineFacts {
             up: Vec::new(),
+            others: Vec::new(),
             taken: Vec::new(),
             engine: Ok(MachineEngine::Vllm("/venv/bin/vllm".into())),
             gpus: Some(Ok(vec!["NVIDIA L4".into(), "NVIDIA L4".into()])),

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use hostler_proto::agent::v1::Phase;
@@ -14,16 +14,21 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::{sleep, timeout};
 
-use super::{LocalFleet, describe_all, find_local_fleets};
+use super::{LocalFleet, describe_all, describe_nothing_up, find_local_fleets};
 use crate::admin::{connect_to_socket, status_error};
 use crate::fleet_state::NOTHING_UP;
 use crate::output::say;
+use crate::suspension::is_suspended;
 
 /// Deadline for one `hostler up` to leave. By itself it gives running requests
 /// `agent.drain_timeout`, and then its engines `agent.stop_grace`.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(20 * 60);
 
-/// How often engines that drain are looked at.
+/// How long the router of a process that is to leave may answer nothing before the process is killed.
+/// A router on a busy machine was seen to take two seconds.
+const UNRESPONSIVE_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// How often engines that drain, and routers that leave, are looked at.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Ends those that serve one of these names, or all, and waits until they are gone.
@@ -31,13 +36,13 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// # Errors
 /// When there is none, or a name is nobody's.
 pub(crate) async fn down(names: &[String]) -> anyhow::Result<()> {
-    let fleets = find_local_fleets().await;
+    let fleets = find_resumed(names).await?;
     if let Some(unknown) = names.iter().find(|name| !fleets.iter().any(|fleet| fleet.serves(name))) {
         let up = if fleets.is_empty() { String::new() } else { format!("; up is {}", describe_all(&fleets)) };
         bail!("{unknown} is not up here{up}");
     }
     if fleets.is_empty() {
-        bail!(NOTHING_UP);
+        bail!(describe_nothing_up().await);
     }
     for ending in plan_endings(&fleets, names) {
         let words = ending.fleet.describe();
@@ -57,6 +62,23 @@ pub(crate) async fn down(names: &[String]) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Finds what is up, once those processes that are to end and that a signal has suspended go on: only
+/// then can they leave.
+async fn find_resumed(names: &[String]) -> anyhow::Result<Vec<LocalFleet>> {
+    let fleets = find_local_fleets().await;
+    let suspended = plan_endings(&fleets, names).into_iter().filter(|ending| is_suspended(ending.fleet.record.pid));
+    let suspended: Vec<&LocalFleet> = suspended.map(|ending| ending.fleet).collect();
+    if suspended.is_empty() {
+        return Ok(fleets);
+    }
+    for fleet in suspended {
+        let words = fleet.describe();
+        pidfd_send_signal(process_of(fleet)?, Signal::CONT).with_context(|| format!("cannot resume {words}"))?;
+        say(&format!("resumed   {words}: it was suspended (state T), and goes on in order to leave"));
+    }
+    Ok(find_local_fleets().await)
+}
+
 /// How one of them is ended.
 #[derive(Debug)]
 struct Ending<'a> {
@@ -74,8 +96,7 @@ fn plan_endings<'a>(fleets: &'a [LocalFleet], names: &[String]) -> Vec<Ending<'a
     let ends_first = first.iter().filter_map(|fleet| {
         let mut others = joined.iter().filter(|other| other.shares_router(fleet));
         let keeps_process = others.clone().any(|other| !is_named(other));
-        let is_empty = !fleet.replicas.is_empty() && fleet.replicas.iter().all(|replica| replica.phase() == Phase::Stopped);
-        let loses_last = is_empty && !keeps_process && others.next().is_some();
+        let loses_last = fleet.is_taken_down() && !keeps_process && others.next().is_some();
         (is_named(fleet) || loses_last).then_some(Ending { fleet, keeps_process })
     });
     ends_joined.chain(ends_first).collect()
@@ -83,11 +104,39 @@ fn plan_endings<'a>(fleets: &'a [LocalFleet], names: &[String]) -> Vec<Ending<'a
 
 async fn end_process(fleet: &LocalFleet) -> anyhow::Result<()> {
     let words = fleet.describe();
-    let process = pidfd_open(Pid::from_raw(fleet.record.pid).context(NOTHING_UP)?, PidfdFlags::empty())
-        .with_context(|| format!("cannot end {words}"))?;
+    let process = process_of(fleet)?;
     pidfd_send_signal(&process, Signal::TERM).with_context(|| format!("cannot end {words}"))?;
     say(&format!("ending    {words}: running requests may finish"));
-    Ok(until_ended(process).await?)
+    let ended = until_ended(process.try_clone()?);
+    tokio::pin!(ended);
+    tokio::select! {
+        ended = &mut ended => return Ok(ended?),
+        () = until_unresponsive(fleet) => {}
+    }
+    let limit = humantime::format_duration(UNRESPONSIVE_TIMEOUT);
+    say(&format!("killing   {words}: its router has answered nothing for {limit}, so it does not leave by itself"));
+    pidfd_send_signal(&process, Signal::KILL).with_context(|| format!("cannot kill {words}"))?;
+    Ok(ended.await?)
+}
+
+fn process_of(fleet: &LocalFleet) -> anyhow::Result<OwnedFd> {
+    let pid = Pid::from_raw(fleet.record.pid).context(NOTHING_UP)?;
+    pidfd_open(pid, PidfdFlags::empty()).with_context(|| format!("cannot end {}", fleet.describe()))
+}
+
+/// Waits until this process's router takes connections and answers nothing for long. One that has
+/// left takes none, and a process without a router is never said to be unresponsive.
+async fn until_unresponsive(fleet: &LocalFleet) {
+    if !fleet.has_router() {
+        std::future::pending::<()>().await;
+    }
+    let mut answered = Instant::now();
+    while answered.elapsed() < UNRESPONSIVE_TIMEOUT {
+        sleep(POLL_INTERVAL).await;
+        if super::list(&fleet.record).await.is_ok() {
+            answered = Instant::now();
+        }
+    }
 }
 
 /// Waits for the end of a process, whose descriptor then becomes readable.
@@ -100,6 +149,9 @@ async fn until_ended(process: OwnedFd) -> std::io::Result<()> {
 /// Has its nodes empty and stop their engines, and waits for that.
 async fn drain(fleet: &LocalFleet) -> anyhow::Result<()> {
     let nodes: BTreeSet<&str> = fleet.replicas.iter().filter_map(|replica| Some(replica.id.rsplit_once('/')?.0)).collect();
+    if let Some(silence) = &fleet.silence {
+        bail!("its router is needed to end {} alone, and does not answer: {silence}", fleet.describe());
+    }
     let mut router = connect_to_socket(&fleet.record.router.operators_socket).await?;
     for node in nodes {
         router.drain(TargetRequest { target: node.to_owned() }).await.map_err(status_error)?;

@@ -5,11 +5,11 @@
 //! its own host while that very process runs and the router answers at its socket.
 
 use std::fs::{self, DirBuilder};
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use hostler_agent::process_start;
 use hostler_boot::socket::is_private_folder;
 use hostler_boot::{home, reachable_here};
@@ -26,6 +26,9 @@ const RECORD_EXTENSION: &str = "json";
 
 /// Most bytes of a record. One has some 400.
 const MAX_RECORD_BYTES: u64 = 64 * 1024;
+
+/// Room for a record and the first lines of a log.
+const ROOM_BYTES: usize = 16 * 1024;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct UpRecord {
@@ -113,9 +116,13 @@ impl UpRecord {
 
     /// Whether the process that wrote it runs, and the router answers.
     async fn is_current(&self) -> bool {
-        let Ok(stream) = UnixStream::connect(&self.router.operators_socket).await else { return false };
         let is_router = |pid| self.joined.is_some() || pid == Some(self.pid);
-        !self.is_process_gone() && stream.peer_cred().is_ok_and(|peer| peer.uid() == geteuid().as_raw() && is_router(peer.pid()))
+        let is_ours = match UnixStream::connect(&self.router.operators_socket).await {
+            Ok(stream) => stream.peer_cred().is_ok_and(|peer| peer.uid() == geteuid().as_raw() && is_router(peer.pid())),
+            // A full queue belongs to a living process.
+            Err(error) => error.kind() == ErrorKind::WouldBlock,
+        };
+        is_ours && !self.is_process_gone()
     }
 
     fn is_process_gone(&self) -> bool {
@@ -170,7 +177,28 @@ fn read(file: &Path) -> Option<UpRecord> {
 pub(super) fn make_folder() -> anyhow::Result<PathBuf> {
     let folder = folder().context("there is no home folder: set XDG_STATE_HOME")?;
     DirBuilder::new().recursive(true).mode(0o700).create(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    ensure!(
+        is_private_folder(&folder),
+        "other users could change what is in {0}, so no command believes it: `chmod 700 {0}`",
+        folder.display()
+    );
     Ok(folder)
+}
+
+/// Checks that the folder takes a record, before anything is started that needs one.
+///
+/// # Errors
+/// When it does not, such as on a full disk.
+pub(crate) fn check_room() -> anyhow::Result<()> {
+    check_room_in(&make_folder()?)
+}
+
+fn check_room_in(folder: &Path) -> anyhow::Result<()> {
+    let written = tempfile::NamedTempFile::new_in(folder).and_then(|mut file| {
+        file.write_all(&[b' '; ROOM_BYTES])?;
+        file.as_file().sync_all()
+    });
+    written.with_context(|| format!("cannot write into {}, where a process in the background says how it is found", folder.display()))
 }
 
 fn folder() -> Option<PathBuf> {
@@ -222,6 +250,15 @@ pub(super) mod tests {
         for other in ["a.log", "large.json", "endless.json", "pipe.json", "none.json"] {
             assert_eq!(read(&path(other)), None, "{other}");
         }
+    }
+
+    #[test]
+    fn a_folder_that_takes_no_record_is_known_before_anything_starts() {
+        let place = tempfile::tempdir().unwrap();
+        check_room_in(place.path()).unwrap();
+        assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0, "nothing is left there");
+        let refused = check_room_in(&place.path().join("none")).unwrap_err().to_string();
+        assert!(refused.starts_with("cannot write into "), "{refused}");
     }
 
     #[tokio::test]

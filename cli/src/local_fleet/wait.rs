@@ -7,8 +7,7 @@ use anyhow::bail;
 use hostler_proto::fleet::v1::Replica;
 use tokio::time::sleep;
 
-use super::{LocalFleet, describe_all, find_local_fleets};
-use crate::fleet_state::NOTHING_UP;
+use super::{LocalFleet, describe_all, describe_nothing_up, find_local_fleets};
 use crate::output::say;
 use crate::startup_progress::StartupProgress;
 
@@ -60,7 +59,7 @@ async fn until_ready(name: Option<&str>, shown: &str) -> anyhow::Result<()> {
                 return Err(LocalWaitError::Ended.into());
             }
             if began.elapsed() >= APPEAR_TIMEOUT {
-                bail!(NOTHING_UP);
+                bail!(describe_nothing_up().await);
             }
         }
         has_appeared |= !fleets.is_empty();
@@ -95,16 +94,17 @@ enum LocalOutlook {
 /// What is to be expected of these fleets for this model. An engine says its model's names only
 /// when it answers.
 fn judge(fleets: &[LocalFleet], name: Option<&str>) -> LocalOutlook {
+    let live: Vec<&LocalFleet> = fleets.iter().filter(|fleet| !fleet.is_taken_down()).collect();
     let has_name = |replica: &Replica| name.is_none_or(|name| replica.model_ids().any(|model| model == name));
-    for fleet in fleets {
+    for fleet in &live {
         let is_called = name.is_some_and(|name| fleet.serves(name));
         if let Some(ready) = fleet.replicas.iter().find(|replica| replica.is_ready() && (is_called || has_name(replica))) {
             let model = name.or_else(|| ready.model_ids().next()).unwrap_or_default();
             return LocalOutlook::Ready(format!("ready     {model} at {}", fleet.record.router.base_url));
         }
     }
-    let called: Vec<&LocalFleet> = fleets.iter().filter(|fleet| name.is_some_and(|name| fleet.serves(name))).collect();
-    let meant = if called.is_empty() { fleets.iter().collect() } else { called };
+    let called: Vec<&LocalFleet> = live.iter().copied().filter(|fleet| name.is_some_and(|name| fleet.serves(name))).collect();
+    let meant = if called.is_empty() { live.clone() } else { called };
     let is_coming = |fleet: &&LocalFleet| fleet.replicas.is_empty() || fleet.replicas.iter().any(Replica::is_coming);
     if meant.is_empty() || meant.iter().any(is_coming) {
         return LocalOutlook::Coming;

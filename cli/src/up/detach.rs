@@ -12,7 +12,7 @@ use tokio::time::sleep;
 
 use super::Invitation;
 use crate::file_end::read_end;
-use crate::local_fleet::{LocalFleet, UpLog, find_local_fleets};
+use crate::local_fleet::{LocalFleet, UpLog, check_room, find_local_fleets};
 use crate::output::say;
 use crate::startup_progress::StartupProgress;
 
@@ -40,6 +40,10 @@ impl EndedInBackground {
     }
 
     fn of(ended: ExitStatus, log: &Path) -> Self {
+        if ended.success() {
+            // A process that serves ends well only when it is told to.
+            return Self { code: 1, said: "it was taken down before it served, by `hostler down` or a signal".to_owned() };
+        }
         let text = read_end(log, LOG_TAIL).unwrap_or_default();
         let said = text.rfind("error: ").map(|at| text[at..].trim_start_matches("error: ").trim_end().to_owned());
         let said = said.unwrap_or_else(|| format!("it has ended: {ended}; its log is {}", log.display()));
@@ -54,12 +58,20 @@ impl EndedInBackground {
 /// What it says when it ends instead.
 pub(crate) async fn detach() -> anyhow::Result<()> {
     let log = UpLog::of_this_process()?;
+    check_room()?;
     let program = std::env::current_exe().context("this program does not know its own path")?;
     let mut command = Command::new(&program);
     command.args(in_background(std::env::args_os().skip(1))).stdin(Stdio::null());
     command.stdout(log.file.try_clone()?).stderr(log.file.try_clone()?);
     let mut child = command.spawn().with_context(|| format!("cannot start {}", program.display()))?;
-    let log = log.give_to(child.id())?;
+    let log = match log.give_to(child.id()) {
+        Ok(log) => log,
+        Err(error) => {
+            // Nobody would find its log.
+            let _ = child.kill().and_then(|()| child.wait());
+            return Err(error);
+        }
+    };
     say(&format!("log     {}", log.display()));
     tokio::select! {
         serves = until_serves(&mut child, &log) => invite(&serves?),
@@ -109,7 +121,10 @@ fn invite(fleet: &LocalFleet) {
     if !model.is_empty() {
         say(&Invitation::to(router, None).curl(model));
     }
-    say(&format!("next    `hostler ps` and `hostler top` show it, `hostler logs -f` follows an engine, `hostler down {model}` ends it"));
+    let engine = ready.first().map_or("", |replica| replica.id.as_str());
+    say(&format!(
+        "next    `hostler ps` and `hostler top` show it, `hostler logs -f {engine}` follows an engine, `hostler down {model}` ends it"
+    ));
 }
 
 #[cfg(test)]
@@ -135,6 +150,8 @@ mod tests {
         let ended = EndedInBackground::of(ExitStatus::from_raw(4 << 8), &log);
         assert_eq!((ended.exit_code(), ended.to_string().as_str()), (4, "no engine: of one\nwhat to do: mend"));
         std::fs::write(&log, "INFO begun\n").unwrap();
+        let taken_down = EndedInBackground::of(ExitStatus::from_raw(0), &log);
+        assert!(taken_down.exit_code() == 1 && taken_down.to_string().starts_with("it was taken down before it served"), "{taken_down}");
         let killed = EndedInBackground::of(ExitStatus::from_raw(9), &log);
         assert_eq!(killed.exit_code(), 1);
         assert!(killed.to_string().starts_with("it has ended: signal: 9"), "{killed}");

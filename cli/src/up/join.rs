@@ -63,7 +63,7 @@ pub(super) fn choose_place<'a>(wish: &Wish<'_>, fleets: &'a [LocalFleet]) -> any
 }
 
 fn is_same(fleet: &LocalFleet, name: &str) -> bool {
-    if name.is_empty() { fleet.record.name.is_empty() } else { fleet.serves(name) }
+    if name.is_empty() { fleet.record.name.is_empty() && !fleet.is_taken_down() } else { fleet.serves(name) }
 }
 
 /// The port of an address, or of a URL with a path.

@@ -2,17 +2,19 @@
 //! Elsewhere it prints lines for scripts, and logs to standard error.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::{IsTerminal, stderr, stdout};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use hostler_boot::telemetry::LogFile;
 use hostler_proto::fleet::v1::{FleetFinding, Replica};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use rustix::process::getpgrp;
+use rustix::stdio::{dup2_stderr, dup2_stdout};
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr};
+use tokio_util::task::AbortOnDropHandle;
 
-use crate::local_fleet::UpLog;
+use crate::local_fleet::{UpLog, keep_bounded};
 use crate::output::{clean, say};
 use crate::ps::finding_lines;
 use crate::startup_progress::StartupProgress;
@@ -25,6 +27,10 @@ const LEAVING: &str = "leaving  running requests may finish; Ctrl-C again stops 
 #[derive(Debug)]
 pub(crate) struct Voice {
     screen: Option<Screen>,
+    /// The log's file, where there is a screen.
+    file: Option<LogFile>,
+    /// Whether standard output and error are the log of a process in the background.
+    is_background: bool,
     /// Whether lines for scripts are printed.
     has_lines: bool,
     progress: StartupProgress,
@@ -32,18 +38,39 @@ pub(crate) struct Voice {
 
 impl Voice {
     /// That of this command, and the file that its log goes to where a terminal shows something else.
-    pub(crate) fn of_this_command() -> (Self, Option<File>) {
+    pub(crate) fn of_this_command(is_background: bool) -> (Self, Option<LogFile>) {
         let is_terminal = stderr().is_terminal() && !matches!(std::env::var("TERM").as_deref(), Err(_) | Ok("" | "dumb"));
         // A user without a home has the log on the terminal.
         let log = Some(()).filter(|()| is_terminal).and_then(|()| UpLog::of_this_process().ok());
         let has_lines = log.is_none() || !stdout().is_terminal();
-        let (screen, file) = log.map(|UpLog { path, file }| (Screen::new(path), file)).unzip();
-        (Self { screen, has_lines, progress: StartupProgress::default() }, file)
+        let (screen, file) = log.map(|UpLog { path, file }| (Screen::new(path), LogFile::new(file))).unzip();
+        (Self { screen, file: file.clone(), is_background, has_lines, progress: StartupProgress::default() }, file)
     }
 
     /// The file of the log; `None` if that is standard error.
     pub(super) fn log(&self) -> Option<&Path> {
         self.screen.as_ref().map(|screen| screen.log.as_path())
+    }
+
+    pub(super) fn is_background(&self) -> bool {
+        self.is_background
+    }
+
+    /// Has the log begin anew when it is large, until the result is dropped. `None` where the log is
+    /// somebody else's.
+    pub(super) fn keep_log_bounded(&self) -> Option<AbortOnDropHandle<()>> {
+        let task = match (self.log(), &self.file) {
+            (Some(path), Some(file)) => {
+                let (path, file) = (path.to_owned(), file.clone());
+                tokio::spawn(keep_bounded(move || Some(path.clone()), move |next| file.replace(next)))
+            }
+            _ if self.is_background => tokio::spawn(keep_bounded(path_of_standard_error, |next| {
+                // Who cannot duplicate a descriptor goes on with the old file.
+                let _ = dup2_stdout(&next).and_then(|()| dup2_stderr(&next));
+            })),
+            _ => return None,
+        };
+        Some(AbortOnDropHandle::new(task))
     }
 
     /// Whether it goes on after the start.
@@ -96,6 +123,11 @@ impl Voice {
             screen.status.set_message(LEAVING);
         }
     }
+}
+
+/// The file that `--detach` has given this process. It gets its name a moment later.
+fn path_of_standard_error() -> Option<PathBuf> {
+    std::fs::read_link("/proc/self/fd/2").ok().filter(|path| path.is_file())
 }
 
 /// Lines at the end of a terminal that change: one for each engine that starts, and one about all.
