@@ -144,3 +144,14 @@ def pytest_runtest_makereport(item):
             if isinstance(running, JobFleet):
                 report.sections.extend((f"output of {job}", text) for job, text in running.scheduler.printed().items())
     return report
+
+
+@pytest.fixture
+def runtime(tmp_path):
+    """Folders for sockets and state, so that commands see only what the test has up.
+
+    They are short, because paths of sockets may have 107 bytes.
+    """
+    folder = tmp_path / "run"
+    folder.mkdir(mode=0o700)
+    return {"XDG_RUNTIME_DIR": str(folder), "XDG_STATE_HOME": str(tmp_path / "state")}

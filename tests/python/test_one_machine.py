@@ -14,37 +14,9 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from one_machine import BOUND, END, START, answers, beside, run, start
 from processes import Process, binary, environment, free_port, running, wait_until
 from terminal import Screen
-
-# On a machine that is busy, in seconds.
-START, END = 60, 60
-# One request at a time and one that waits: others wait in the router, as far as it lets them.
-BOUND = ("--max-num-seqs", "1", "--max-num-queued-reqs", "1")
-
-
-@pytest.fixture
-def runtime(tmp_path):
-    """Folders for sockets and state, so that commands see only what the test has up; short, because paths of sockets may have 107 bytes."""
-    folder = tmp_path / "run"
-    folder.mkdir(mode=0o700)
-    return {"XDG_RUNTIME_DIR": str(folder), "XDG_STATE_HOME": str(tmp_path / "state")}
-
-
-def run(runtime: dict[str, str], *arguments: str) -> subprocess.CompletedProcess:
-    """`hostler ARGUMENTS`, which ends by itself."""
-    return subprocess.run(
-        [binary(), *arguments], env=environment() | runtime, capture_output=True, text=True, timeout=START, check=False
-    )
-
-
-def start(tmp_path, runtime: dict[str, str], model: str, *more: str) -> tuple[Process, str]:
-    """`hostler up` that serves this model, and the address of its edge; `more` are options."""
-    options = ["--engine", "simulated", "--replicas", "1", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", *more]
-    up = Process("up", ["up", *options, "--", "--served-model-name", model, *BOUND], tmp_path, runtime)
-    edge = up.printed("edge", START)
-    up.printed("ready", START)
-    return up, edge
 
 
 # Only names that nobody else has, so that the test ends nothing of whoever runs it.
@@ -71,22 +43,6 @@ def test_up_is_found_whatever_stands_before_its_name_on_the_command_line(tmp_pat
     ended = run(runtime, "down", "one-machine-config")
     assert ended.returncode == 0 and ended.stdout.count("ended     one-machine-config") == 1, ended
     assert up.child.wait(END) == 0
-
-
-def beside(tmp_path, runtime: dict[str, str], edge: str, model: str) -> Process:
-    """Another `hostler up`, which has joined the router of this edge, when its model serves."""
-    address = edge.removeprefix("http://").removesuffix("/v1")
-    options = ["--engine", "simulated", "--replicas", "1", "--listen", address, "--", "--served-model-name", model]
-    up = Process(model, ["up", *options], tmp_path, runtime)
-    assert up.printed("edge", START) == edge
-    up.printed("ready", START)
-    return up
-
-
-def answers(edge: str, model: str) -> bool:
-    """Whether this model is served there."""
-    body = {"model": model, "prompt": "a b c", "max_tokens": 2}
-    return httpx2.post(f"{edge}/completions", json=body, timeout=START).status_code == 200
 
 
 def test_the_same_model_again_is_said_to_be_up(tmp_path, runtime):

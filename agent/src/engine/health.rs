@@ -134,6 +134,8 @@ async fn await_ready(
         // vLLM binds its socket after its imports and listens once everything is loaded.
         if !bound && socket.exists() {
             bound = true;
+            // What was wrong before is over.
+            complained = None;
             events.send(HealthEvent::Loading).await.ok()?;
         }
         if events.is_closed() {

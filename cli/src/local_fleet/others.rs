@@ -22,8 +22,8 @@ impl OtherRouter {
     pub(crate) fn describe(&self) -> String {
         let Self { pid, socket } = self;
         format!(
-            "a router of yours runs here that `hostler up` has not started (process {pid}): clients reach it at the edge that it said at its start, \
-             `hostler ps --admin {}` shows its agents, and `kill {pid}` ends it when its requests have finished; agents that were started by hand end in the same way",
+            "a router runs here that was started otherwise (process {pid}): clients reach it at the edge that it said at its start, `hostler ps --admin {}` \
+             shows its agents, and `kill {pid}` ends it when its requests have finished; agents that were started by hand end in the same way",
             socket.display()
         )
     }
@@ -52,7 +52,7 @@ fn describe(others: &[OtherRouter]) -> String {
         [] => NOTHING_UP.to_owned(),
         others => {
             let others: Vec<String> = others.iter().map(OtherRouter::describe).collect();
-            format!("nothing of `hostler up` is up; {}", others.join("; "))
+            format!("nothing is up that `hostler up` has started; {}", others.join("; "))
         }
     }
 }
