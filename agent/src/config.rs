@@ -151,7 +151,8 @@ pub struct AgentConfig {
     /// `hostler plan`.
     pub standby: bool,
     /// GPUs that engines may use, such as `0,1`: positions in PCI order, UUIDs or their beginnings.
-    /// Empty means those that `CUDA_VISIBLE_DEVICES` names, else all.
+    /// Empty means those that `CUDA_VISIBLE_DEVICES` names, else all. Where engines have no GPUs, a list
+    /// is refused. `hostler plan --gpus` takes the same, or a description of GPUs that are not here.
     pub gpus: String,
     /// What the engines are tuned for: `throughput`, `latency` or `conservative`; `hostler plan`
     /// shows the flags of each.

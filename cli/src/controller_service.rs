@@ -108,7 +108,7 @@ const TIMER_UNIT: &str = "[Unit]\nDescription=Looks every five minutes whether a
                           [Timer]\nOnStartupSec=30s\nOnUnitInactiveSec=5min\n\n[Install]\nWantedBy=timers.target\n";
 
 /// Quotes a word of a unit's line: systemd expands `%` and `$`, and reads escapes.
-fn quote_for_systemd(word: &str) -> String {
+pub(crate) fn quote_for_systemd(word: &str) -> String {
     let escaped = word.replace('\\', "\\\\").replace('"', "\\\"").replace('%', "%%").replace('$', "$$");
     format!("\"{escaped}\"")
 }
@@ -128,7 +128,7 @@ fn is_line_of(line: &str, name: &str) -> bool {
 }
 
 /// Folder of the user's systemd units.
-fn units() -> Option<PathBuf> {
+pub(crate) fn units() -> Option<PathBuf> {
     Some(hostler_boot::home::config_dir()?.join("systemd/user"))
 }
 

@@ -145,23 +145,24 @@ pub(crate) fn keys(command: &Keys, config: Option<&Path>) -> anyhow::Result<()> 
 struct KeyFileLocation {
     path: PathBuf,
     is_read: bool,
+    /// Whether it is that of `hostler up --api-key` where the configuration names none.
+    is_default: bool,
 }
 
 fn locate_key_file(args: &FileArgs, config: Option<&Path>) -> anyhow::Result<KeyFileLocation> {
     let configured = keys_file(config)?;
+    let own = hostler_boot::home::config_dir().map(|folder| folder.join("hostler/keys.toml"));
     let path = match &args.file {
         Some(file) => file.clone(),
         None if !configured.as_os_str().is_empty() => configured.clone(),
-        None => {
-            let folder = hostler_boot::home::config_dir();
-            folder.context("there is no home folder to keep keys in: name the key file with --file FILE")?.join("hostler/keys.toml")
-        }
+        None => own.clone().context("there is no home folder to keep keys in: name the key file with --file FILE")?,
     };
-    Ok(KeyFileLocation { is_read: path == configured, path })
+    let is_default = configured.as_os_str().is_empty() && own.as_ref() == Some(&path);
+    Ok(KeyFileLocation { is_read: path == configured, is_default, path })
 }
 
 fn create(args: &CreateKeyArgs, config: Option<&Path>) -> anyhow::Result<()> {
-    let KeyFileLocation { path, is_read } = locate_key_file(&args.file, config)?;
+    let KeyFileLocation { path, is_read, is_default } = locate_key_file(&args.file, config)?;
     let now = SystemTime::now();
     let output = SecretOutput::prepare(args.out.as_deref(), args.force)?;
     let changed = change(&path, true, |entries| {
@@ -180,7 +181,11 @@ fn create(args: &CreateKeyArgs, config: Option<&Path>) -> anyhow::Result<()> {
     };
     complain(&format!("key {} of tenant {} is in {}{until}; {kept}", made.id, made.tenant, path.display()));
     if !is_read {
-        complain(&format!("a router asks for keys when it is started with --keys-file {0} (setting router.keys_file)", path.display()));
+        complain(&format!(
+            "a router takes it, within two seconds, if it was started with --keys-file {} (setting router.keys_file){}",
+            path.display(),
+            if is_default { ", or by `hostler up --api-key`" } else { "" }
+        ));
     }
     Ok(())
 }

@@ -311,6 +311,8 @@ fn run(mut cli: Cli, given: CommandFlags<'_>, adjust_router: AdjustRouter) -> an
             if args.is_for_jobs() {
                 let settings = args.load(&given, file.as_deref(), None)?;
                 runtime.block_on(cluster::up(&args, &given, &settings, file.as_deref()))
+            } else if args.is_for_service() {
+                up::write_service(&args.load(&given, file.as_deref(), None)?)
             } else if args.detaches() {
                 args.load(&given, file.as_deref(), None)?;
                 runtime.block_on(up::detach())

@@ -3,6 +3,7 @@
 //!
 //! The first `hostler up` has a router. Others join it, each with an agent of its own.
 
+mod conflict;
 mod end;
 mod log_file;
 mod others;
@@ -20,6 +21,7 @@ use tokio::time::timeout;
 use crate::admin::{connect_to_socket, list_fleet};
 use crate::suspension::describe_suspension;
 
+pub(crate) use self::conflict::explain_conflict;
 pub(crate) use self::end::down;
 pub(crate) use self::log_file::{UpLog, keep_bounded};
 pub(crate) use self::others::{OtherRouter, describe_nothing_up, find_other_routers};

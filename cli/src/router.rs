@@ -5,12 +5,17 @@ use hostler_boot::{Settings, Shutdown, TraceSettings};
 use hostler_router::{Exposure, Router, RouterConfig};
 
 use crate::AdjustRouter;
+use crate::local_fleet::explain_conflict;
 use crate::output::say;
+
+/// Advice to a router whose address is that of `hostler up`.
+const NOT_UP: &str = "a router takes the place of another `hostler router` alone, because the engines of `hostler up` belong to its process; \
+                      `hostler down` ends it, and docs/upgrade.md says how it is upgraded";
 
 #[derive(Debug, Args)]
 pub(crate) struct RouterArgs {
     /// Take the place of your router that runs here with the same admin address, without refusing a
-    /// request; where none runs, start as ever.
+    /// request; where none runs, start as ever. That of `hostler up` cannot be taken.
     #[arg(long)]
     takeover: bool,
 }
@@ -19,7 +24,12 @@ pub(crate) struct RouterArgs {
 pub(crate) async fn router(settings: &Settings, args: &RouterArgs, adjust: AdjustRouter) -> anyhow::Result<()> {
     let config = router_config(settings, adjust)?;
     hostler_boot::raise_file_limit();
-    let router = if args.takeover { Router::take_over(config).await? } else { Router::bind(config).await?.offer_place().await };
+    let bound = if args.takeover { Router::take_over(config).await } else { Router::bind(config).await };
+    let router = match bound {
+        Ok(router) if args.takeover => router,
+        Ok(router) => router.offer_place().await,
+        Err(error) => return Err(explain_conflict(error, NOT_UP).await),
+    };
     let shutdown = Shutdown::new();
     let agent = settings.section("agent")?;
     let _signals = shutdown.install_signal_handlers(hostler_agent::signal_source(&agent))?;

@@ -4,6 +4,7 @@
 mod detach;
 mod invitation;
 mod join;
+mod service;
 mod voice;
 
 use std::path::PathBuf;
@@ -11,19 +12,20 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use hostler_agent::{AgentConfig, EngineProgram, IfAgentDies, IfEnginesFail};
-use hostler_boot::{ListenError, Settings, Shutdown, this_host};
-use hostler_router::{Router, RouterConfig, StartError, TakeoverError};
+use hostler_boot::{Settings, Shutdown, this_host};
+use hostler_router::{Router, RouterConfig, TakeoverError};
 use tokio::task::JoinHandle;
 
 pub(crate) use self::detach::{EndedInBackground, detach};
 use self::invitation::{Announced, Invitation};
 use self::join::{Place, Wish, choose_place, free_gpus, node_name};
+pub(crate) use self::service::write_service;
 pub(crate) use self::voice::Voice;
 use crate::AdjustRouter;
 use crate::admin::{connect_to_socket, connect_with};
 use crate::agent::prepare_and_run;
 use crate::cluster::name_of_model;
-use crate::local_fleet::{JoinedAgent, LocalFleet, PublishedRecord, UpRecord, UpRouter, UpTurn, describe_all, find_local_fleets};
+use crate::local_fleet::{JoinedAgent, LocalFleet, PublishedRecord, UpRecord, UpRouter, UpTurn, explain_conflict, find_local_fleets};
 use crate::output::describe;
 use crate::router::{address_lines, log_exposures, router_config};
 use crate::settings::user_key_file;
@@ -42,6 +44,10 @@ const ROUTER_PATIENCE: Duration = Duration::from_secs(30);
 /// An agent whose router is that of another `hostler up`, and which that router does not take in, ends
 /// after so long. A node of this name that has just died counts for half a minute.
 const ATTACH_PATIENCE: Duration = Duration::from_secs(60);
+
+/// Advice to one whose address is that of another `hostler up`.
+const BESIDE: &str =
+    "`hostler ps` shows it, `hostler down` ends it, and `--listen 127.0.0.1:0 --admin-listen 127.0.0.1:0` starts another one beside it";
 
 /// Serves until a signal, beside a running `hostler up` of this user or with a router of its own.
 pub(crate) async fn up(settings: Settings, adjust_router: AdjustRouter, voice: Voice) -> anyhow::Result<()> {
@@ -87,7 +93,7 @@ pub(crate) async fn up(settings: Settings, adjust_router: AdjustRouter, voice: V
     let wants_token = !router_config.tls_dir.as_os_str().is_empty();
     let router = match Router::bind(router_config).await {
         Ok(router) => router,
-        Err(error) => return Err(explain_conflict(error).await),
+        Err(error) => return Err(explain_conflict(error, BESIDE).await),
     };
     let record = UpRouter::of(&router, &key_file, &tls_dir, wants_token)?.context("its router has no socket for operators");
     let record = record.and_then(|router| UpRecord::of_this_process(name, router, None, is_simulated(&engine)));
@@ -271,19 +277,6 @@ fn publish(record: anyhow::Result<UpRecord>, voice: &Voice) -> anyhow::Result<Op
             Ok(None)
         }
     }
-}
-
-/// Says what is up here already, if that is why the address is in use.
-async fn explain_conflict(error: StartError) -> anyhow::Error {
-    let is_in_use = matches!(&error, StartError::Listen(ListenError::InUse { .. }) | StartError::Replaceable(_));
-    let fleets = if is_in_use { find_local_fleets().await } else { Vec::new() };
-    if fleets.is_empty() {
-        return error.into();
-    }
-    anyhow::anyhow!(
-        "up here already: {}; `hostler ps` shows it, `hostler down` ends it, and `--listen 127.0.0.1:0 --admin-listen 127.0.0.1:0` starts another one beside it ({error})",
-        describe_all(&fleets)
-    )
 }
 
 /// Adapts TLS for one machine. A router that only this process's agent can reach needs no

@@ -197,3 +197,21 @@ def test_the_log_of_a_process_in_the_background_begins_anew_when_it_is_large(tmp
     assert answers(edge, "one-machine-log")
     wait_until(lambda: "/v1/completions" in log.read_text(), START, "it goes on in the new file")
     assert run(runtime, "down").returncode == 0
+
+
+def test_a_router_does_not_take_the_place_of_up_and_says_so(tmp_path, runtime):
+    up, edge = start(tmp_path, runtime, "one-machine-place")
+    said = run(runtime, "router", "--takeover", "--listen", edge.split("/")[2], "--admin-listen", "127.0.0.1:0")
+    assert said.returncode == 1 and "up here already is one-machine-place" in said.stderr, said
+    assert "another program" not in said.stderr and "docs/upgrade.md" in said.stderr, said
+    assert answers(edge, "one-machine-place")
+    up.stop()
+
+
+def test_a_unit_of_systemd_has_the_words_of_the_command(tmp_path, runtime):
+    home = runtime | {"XDG_CONFIG_HOME": str(tmp_path), "HOSTLER_ADMIN_KEY": "secret"}
+    said = run(home, "up", *SIMULATED, "--service", "--", "--served-model-name", "org/one-machine-unit")
+    assert said.returncode == 0 and "systemctl --user enable --now hostler-up-one-machine-unit" in said.stdout, said
+    text = (tmp_path / "systemd" / "user" / "hostler-up-one-machine-unit.service").read_text()
+    words = '"up" "--engine" "simulated" "--replicas" "1" "--" "--served-model-name" "org/one-machine-unit"\n'
+    assert words in text and "secret" not in text, text

@@ -61,6 +61,10 @@ pub(crate) struct UpArgs {
     /// `hostler wait` does that.
     #[arg(long, conflicts_with = "dry_run")]
     detach: bool,
+    /// Write a unit of your systemd that runs this command, and say how it is started; serve nothing
+    /// now.
+    #[arg(long, conflicts_with_all = ["nodes", "max", "detach"], hide_short_help = true)]
+    service: bool,
     /// This process is in the background; `--detach` has started it.
     #[arg(long, hide = true, conflicts_with_all = ["nodes", "max", "detach"])]
     background: bool,
@@ -124,6 +128,11 @@ impl UpArgs {
     /// Whether this machine is to serve the model in the background.
     pub(crate) fn detaches(&self) -> bool {
         self.detach && !self.is_for_jobs()
+    }
+
+    /// Whether a unit is to be written instead.
+    pub(crate) fn is_for_service(&self) -> bool {
+        self.service
     }
 
     /// Whether this process is the one in the background.
