@@ -223,7 +223,7 @@ pub(crate) mod tests {
         assert!(first.is_taken_down() && !first.serves("Qwen3-8B"));
         assert_eq!(first.describe(), "Qwen/Qwen3-8B (taken down, `hostler up`, process 7)");
         // The process of one that has joined has nothing else to do.
-        assert!(joined(8, &first, "b", vec![stopped.clone()]).serves("b"));
+        assert!(joined(8, &first, "b", vec![stopped]).serves("b"));
         first.replicas[1].state = None;
         assert!(first.serves("Qwen3-8B"), "one of its engines is left");
     }

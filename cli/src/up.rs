@@ -218,6 +218,7 @@ async fn wait_for_gpus(first: &LocalFleet) -> anyhow::Result<Vec<LocalFleet>> {
         let mut fleets = find_local_fleets().await;
         fleets.retain(|fleet| fleet.shares_router(first));
         match fleets.iter().find(|fleet| fleet.has_router()) {
+            Some(LocalFleet { silence: Some(silence), .. }) => bail!("{} does not answer: {silence}", first.describe()),
             Some(now) if now.replicas.is_empty() => {}
             Some(_) => return Ok(fleets),
             None => bail!("{} has just ended: try again", first.describe()),

@@ -79,6 +79,9 @@ def test_a_suspended_router_is_said_to_be_so_and_ends(tmp_path, runtime):
         said = run(asking(runtime, first), *command)
         assert said.returncode == 1, said
         assert f"`kill -CONT {first.child.pid}` lets it go on" in said.stdout + said.stderr, said
+    third = run(runtime, "up", *SIMULATED, "--listen", edge.split("/")[2], "--", "--served-model-name", "one-machine-third")
+    assert third.returncode == 1 and f"`kill -CONT {first.child.pid}`" in third.stderr, third
+    assert "kill -CONT" in run(runtime, "wait", "one-machine-suspended", "--timeout", "2s").stderr
     ended = run(runtime, "down", "one-machine-suspended")
     assert ended.returncode == 0 and "resumed   one-machine-suspended" in ended.stdout, ended
     assert answers(edge, "one-machine-behind-it")
@@ -98,7 +101,7 @@ def test_a_router_that_answers_nothing_is_killed_and_its_engines_end(tmp_path, r
         down.printed("ending", START)
         suspend(up.child.pid)
         assert down.child.wait(END * 2) == 0, down.tail()
-        assert "its router has answered nothing for 20s" in down.printed("killing", START)
+        assert "it has answered nothing for 20s" in down.printed("killing", START)
         with pytest.raises(httpx2.HTTPError):
             answer.result()
     up.killed = True

@@ -14,7 +14,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::{sleep, timeout};
 
-use super::{LocalFleet, describe_all, describe_nothing_up, find_local_fleets};
+use super::{LocalFleet, describe_all, describe_nothing_up, find_local_fleets, list};
 use crate::admin::{connect_to_socket, status_error};
 use crate::fleet_state::NOTHING_UP;
 use crate::output::say;
@@ -49,7 +49,10 @@ pub(crate) async fn down(names: &[String]) -> anyhow::Result<()> {
         let ended = async { if ending.keeps_process { drain(ending.fleet).await } else { end_process(ending.fleet).await } };
         tokio::select! {
             ended = timeout(LEAVE_TIMEOUT, ended) => {
-                ended.with_context(|| format!("{words} has not left within {}", humantime::format_duration(LEAVE_TIMEOUT)))??;
+                ended.with_context(|| {
+                    let limit = humantime::format_duration(LEAVE_TIMEOUT);
+                    format!("{words} has not left within {limit}; its log may say why, and `kill -KILL {}` ends it at once", ending.fleet.record.pid)
+                })??;
             }
             interrupted = tokio::signal::ctrl_c() => {
                 interrupted?;
@@ -114,7 +117,7 @@ async fn end_process(fleet: &LocalFleet) -> anyhow::Result<()> {
         () = until_unresponsive(fleet) => {}
     }
     let limit = humantime::format_duration(UNRESPONSIVE_TIMEOUT);
-    say(&format!("killing   {words}: its router has answered nothing for {limit}, so it does not leave by itself"));
+    say(&format!("killing   {words}: it has answered nothing for {limit}, so it does not leave by itself"));
     pidfd_send_signal(&process, Signal::KILL).with_context(|| format!("cannot kill {words}"))?;
     Ok(ended.await?)
 }
@@ -125,15 +128,13 @@ fn process_of(fleet: &LocalFleet) -> anyhow::Result<OwnedFd> {
 }
 
 /// Waits until this process's router takes connections and answers nothing for long. One that has
-/// left takes none, and a process without a router is never said to be unresponsive.
+/// left takes none. Of a process without a router only a suspension can be seen.
 async fn until_unresponsive(fleet: &LocalFleet) {
-    if !fleet.has_router() {
-        std::future::pending::<()>().await;
-    }
     let mut answered = Instant::now();
     while answered.elapsed() < UNRESPONSIVE_TIMEOUT {
         sleep(POLL_INTERVAL).await;
-        if super::list(&fleet.record).await.is_ok() {
+        let answers = if fleet.has_router() { list(&fleet.record).await.is_ok() } else { !is_suspended(fleet.record.pid) };
+        if answers {
             answered = Instant::now();
         }
     }

@@ -8,7 +8,7 @@ use hostler_proto::fleet::v1::Replica;
 use tokio::time::sleep;
 
 use super::{LocalFleet, describe_all, describe_nothing_up, find_local_fleets};
-use crate::output::say;
+use crate::output::{complain, say};
 use crate::startup_progress::StartupProgress;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
@@ -52,6 +52,7 @@ pub(crate) async fn wait(name: Option<&str>, timeout: Duration) -> anyhow::Resul
 
 async fn until_ready(name: Option<&str>, shown: &str) -> anyhow::Result<()> {
     let (began, mut has_appeared, mut progress) = (Instant::now(), false, StartupProgress::default());
+    let mut said = None;
     loop {
         let fleets = find_local_fleets().await;
         if fleets.is_empty() {
@@ -65,6 +66,11 @@ async fn until_ready(name: Option<&str>, shown: &str) -> anyhow::Result<()> {
         has_appeared |= !fleets.is_empty();
         let replicas: Vec<Replica> = fleets.iter().flat_map(|fleet| fleet.replicas.clone()).collect();
         progress.lines(&replicas, Instant::now()).iter().for_each(|line| say(line));
+        let silence = fleets.iter().find_map(|fleet| fleet.silence.clone());
+        if silence != said {
+            silence.iter().for_each(|silence| complain(silence));
+            said = silence;
+        }
         match judge(&fleets, name) {
             LocalOutlook::Ready(line) => {
                 say(&line);

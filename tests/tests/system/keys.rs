@@ -351,7 +351,7 @@ async fn remote_operators_need_an_admin_key_that_is_never_logged() {
         workplace.start("up", &[&["up", "--engine", "simulated", "--replicas", "1"][..], &flags, &["--", "--sim-start-ms", "50"]].concat());
     // `hostler up` found its replicas ready. For that it asks the guarded listener, with its own
     // key.
-    assert!(up.line("curl").await.contains("-H \"authorization: Bearer $HOSTLER_KEY\""));
+    assert!(up.line("curl").await.contains("-H \"authorization: Bearer $OPENAI_API_KEY\""));
     let (edge, listener) = (Endpoint::Tcp(up.address("edge").await), up.address("admin").await);
     assert_eq!(admin.ask(&edge, &chat(1)).await.status, 200, "an admin may also send requests");
 
