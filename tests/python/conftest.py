@@ -1,5 +1,7 @@
 """Fixtures of both suites: one `hostler up` for the contract, one fleet for each kind of engine."""
 
+import subprocess
+
 import pytest
 
 import fleet as fleets
@@ -150,8 +152,12 @@ def pytest_runtest_makereport(item):
 def runtime(tmp_path):
     """Folders for sockets and state, so that commands see only what the test has up.
 
-    They are short, because paths of sockets may have 107 bytes.
+    They are short, because paths of sockets may have 107 bytes. What a failed test leaves up there ends.
     """
     folder = tmp_path / "run"
     folder.mkdir(mode=0o700)
-    return {"XDG_RUNTIME_DIR": str(folder), "XDG_STATE_HOME": str(tmp_path / "state")}
+    variables = {"XDG_RUNTIME_DIR": str(folder), "XDG_STATE_HOME": str(tmp_path / "state")}
+    yield variables
+    if list(folder.glob("hostler/*.sock")):
+        end = [processes.binary(), "down"]
+        subprocess.run(end, env=processes.environment() | variables, capture_output=True, timeout=120, check=False)
