@@ -89,6 +89,20 @@ async fn an_expected_model_is_listed_until_its_engine_describes_it() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_model_is_listed_until_its_last_replica_is_stopped_on_purpose() {
+    let fleet = fleet();
+    let names = || fleet.view().models().iter().map(|model| model.id.clone()).collect::<Vec<_>>();
+    let _lane = attach(&fleet, 1, vec![ready(0), ready(1)]).await;
+    let stopped = |index| ReplicaChange { state: Some(state(Phase::Stopped, "m")), ..ready(index) };
+    report(&fleet, 1, false, vec![stopped(0)]).await;
+    assert_eq!(names(), ["m"]);
+    report(&fleet, 1, false, vec![stopped(1)]).await;
+    assert_eq!(names(), [""; 0]);
+    announce(&fleet, &[("m", None)]).await;
+    assert_eq!(names(), ["m"], "a controller can bring it");
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_expected_model_may_lack_any_front_end_route() {
     let fleet = fleet();
     announce(&fleet, &[("m", None)]).await;
