@@ -88,7 +88,12 @@ pub(crate) async fn examine_host(settings: &Settings, model: Option<&str>) -> an
     if is_one_machine(&cluster, !up.is_empty())? {
         return Ok(examine_machine(&gather_machine(&router, &agent, up).await));
     }
-    Ok(examine(&gather(&router, &agent, &cluster).await))
+    let mut findings = examine(&gather(&router, &agent, &cluster).await);
+    // That of a fleet of jobs is its controller's.
+    if !has_jobs(FleetFolder::find(&cluster)?.as_ref())? {
+        findings.extend(find_other_routers().await.iter().map(|router| CheckResult::note("up", router.describe())));
+    }
+    Ok(findings)
 }
 
 /// Whether models are served from this machine alone: nothing says that jobs do, and something is up
