@@ -3,7 +3,7 @@
 //! reads.
 
 /// Messages that are written as JSON, by their fields' names.
-const JSON_MESSAGES: [&str; 26] = [
+const JSON_MESSAGES: [&str; 27] = [
     "agent.v1.EngineLoad",
     "agent.v1.Failure",
     "agent.v1.Finding",
@@ -12,6 +12,7 @@ const JSON_MESSAGES: [&str; 26] = [
     "agent.v1.Job",
     "agent.v1.Launch",
     "agent.v1.Load",
+    "agent.v1.Member",
     "agent.v1.Progress",
     "agent.v1.ReplicaState",
     "agent.v1.Start",

@@ -12,6 +12,12 @@ const PROBE_INTERVAL: Duration = Duration::from_millis(50);
 /// See `AgentConfig::job_interval`.
 const JOB_INTERVAL: Duration = Duration::from_secs(60);
 
+/// See `AgentConfig::member_lease`.
+///
+/// Networks that were down for 25 s and hosts that stood still for 40 s went on without a loss, and
+/// a new start takes minutes.
+const MEMBER_LEASE: Duration = Duration::from_secs(60);
+
 /// What starts when the agent starts a replica.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
@@ -145,6 +151,20 @@ pub struct AgentConfig {
     /// GPUs of one replica (tensor parallel); 0 decides by the model's size and the host's GPUs,
     /// see `hostler plan`.
     pub tp: u32,
+    /// Nodes over which one engine is spread; 1 or 0 means that each node has replicas of its own.
+    /// Each node has an agent with these same settings, and its own `member`. vLLM's ports between
+    /// the nodes are open to whoever reaches them: see `docs/multinode.md`.
+    pub nodes_per_replica: u32,
+    /// Number of this node in a replica over several nodes; 0 is the head, which serves.
+    pub member: u32,
+    /// Where the agents of a replica over several nodes meet: `HOST:PORT` of node 0.
+    pub head: String,
+    /// File in place of `head`, on a file system of all nodes: node 0 writes its address there. Only
+    /// its owner may be able to change it.
+    pub head_file: PathBuf,
+    /// Network interface for what the parts of an engine on several nodes say to each other, such
+    /// as `hsn0`; empty means the one on which their agents meet.
+    pub replica_interface: String,
     /// Keep a small second engine beside a node's only replica, on the same GPUs. It answers only
     /// while no other replica serves the model, so that streams go on at once when the engine dies.
     /// It takes memory from the other one: the weights again, and a cache for one context; see
@@ -249,6 +269,10 @@ pub struct AgentConfig {
     /// have other ones, by `HOSTLER_JOB_INTERVAL_MS`.
     #[serde(skip)]
     pub job_interval: Duration,
+    /// How long the agents of one replica do without a word of each other. A constant for users:
+    /// only tests have other ones, by `HOSTLER_MEMBER_LEASE_MS`.
+    #[serde(skip)]
+    pub member_lease: Duration,
 }
 
 impl Default for AgentConfig {
@@ -266,6 +290,11 @@ impl Default for AgentConfig {
             model: String::new(),
             replicas: 0,
             tp: 0,
+            nodes_per_replica: 1,
+            member: 0,
+            head: String::new(),
+            head_file: PathBuf::new(),
+            replica_interface: String::new(),
             standby: false,
             gpus: String::new(),
             profile: Profile::Throughput,
@@ -292,8 +321,14 @@ impl Default for AgentConfig {
             if_engines_fail: IfEnginesFail::Auto,
             probe_interval: PROBE_INTERVAL,
             job_interval: job_interval(|name| std::env::var(name).ok()),
+            member_lease: member_lease(|name| std::env::var(name).ok()),
         }
     }
+}
+
+fn member_lease(variable: impl Fn(&str) -> Option<String>) -> Duration {
+    let lease = variable("HOSTLER_MEMBER_LEASE_MS").and_then(|text| text.parse().ok());
+    lease.map_or(MEMBER_LEASE, Duration::from_millis)
 }
 
 fn job_interval(variable: impl Fn(&str) -> Option<String>) -> Duration {

@@ -14,6 +14,8 @@ mod dial;
 mod engine;
 mod engine_client;
 mod engine_failures;
+mod gang;
+mod gang_launch;
 mod gpu;
 mod gpu_watch;
 mod host;
@@ -22,6 +24,7 @@ mod join;
 pub mod keeper;
 pub mod lane;
 mod leave;
+mod member;
 mod metrics;
 pub mod node;
 mod pages;
@@ -30,6 +33,7 @@ mod probe;
 mod process;
 mod prompt_files;
 mod replica_launch;
+mod router_target;
 mod run_dir;
 mod sizes;
 mod traffic;
@@ -52,20 +56,22 @@ use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 pub use checks::{check_model, check_run_dir, current_job_id, current_job_name, find_gpus};
 pub use config::{AgentConfig, EngineKind, FrontEnd, IfAgentDies, IfEnginesFail, Profile};
 use engine::Engine;
+use gang::{GangPlace, GangSettingsError};
 pub use gpu::Gpu;
 pub use host::EngineProgram;
 use host::{Host, HostError};
 use job::{Job, JobClock};
 use join::RouterAccess;
-use keeper::{AgentDeathPolicy, KeeperSource, SurvivingEngine};
+use keeper::{AgentDeathPolicy, KeeperSource};
 use leave::{LeaveTerms, Leaving};
 pub use metrics::AgentMetrics;
 use node::NodeState;
 use pages::{AgentPages, PagesListener};
 use plan::{HostResources, Inventory, Plan, PlanError};
 pub use process::table::process_start;
+use router_target::RouterTarget;
 use run_dir::{RunDir, RunDirError};
-use uplink::{AttachLimits, Attachments, RouterTarget, Uplink};
+use uplink::{AttachLimits, Attachments, Uplink};
 use vllm::version;
 
 #[derive(Debug, thiserror::Error)]
@@ -82,6 +88,10 @@ pub enum AgentError {
     Join(#[from] join::JoinError),
     #[error(transparent)]
     Listen(#[from] ListenError),
+    #[error(transparent)]
+    Gang(#[from] GangSettingsError),
+    #[error("cannot write the head's address to {file} (agent.head_file): {reason}")]
+    HeadFile { file: String, reason: String },
     #[error("no router was named: give at least one with --router HOST:PORT, or --router-file FILE")]
     NoRouter,
     #[error("{0:?} is not a node name: letters, digits, `.`, `-` and `_` make one; choose another with --node")]
@@ -230,6 +240,7 @@ impl Agent {
     /// # Errors
     /// Same as `prepare`.
     pub async fn prepare_with(config: AgentConfig, simulated: &Path) -> Result<Self, AgentError> {
+        let is_spread = GangPlace::of(&config)?.is_some();
         if RouterTarget::of(&config).is_empty() {
             return Err(AgentError::NoRouter);
         }
@@ -269,8 +280,10 @@ impl Agent {
             return Err(AgentError::NodeName(node));
         }
         let access = RouterAccess::open(&config, &node).await?;
-        let fate = AgentDeathPolicy::of(config.if_agent_dies, config.takeover_timeout, |name| std::env::var(name).ok());
-        let run_dir = open_run_dir(config.run_dir.clone(), node.clone()).await?;
+        // A part whose agent is gone belongs to no epoch.
+        let variable = |name: &str| std::env::var(name).ok().filter(|_| !is_spread);
+        let fate = AgentDeathPolicy::of(config.if_agent_dies, config.takeover_timeout, variable);
+        let run_dir = RunDir::open_on_thread(config.run_dir.clone(), node.clone()).await?;
         let keepers = simulated.to_owned().into();
         let logs = run_dir::log_dir(&config.log_dir)?;
         Ok(Self {
@@ -315,12 +328,16 @@ impl Agent {
     /// accepts the agent, its engines fail for good, or answers are cut off. Nothing is left
     /// running then.
     pub async fn run(mut self, shutdown: Shutdown) -> Result<(), AgentError> {
+        if let Some(place) = GangPlace::of(&self.config)?.filter(|place| !place.is_head()) {
+            return self.run_member(place, shutdown).await;
+        }
         // Run everything that may fail before the first engine starts.
         let listener = PagesListener::bind(&self.config.agent_admin, &self.run_dir).await?;
+        let seat = self.open_gang().await?;
         let end = CancellationToken::new();
         let supervisors = TaskTracker::new();
         let survivors = self.run_dir.take_survivors();
-        let (specs, rejected, warm_starts) = match self.engine_specs(survivors) {
+        let (mut specs, rejected, warm_starts) = match self.engine_specs(survivors) {
             Ok(specs) => specs,
             Err(error) => {
                 // The engines in the run directory live on.
@@ -328,7 +345,8 @@ impl Agent {
                 return Err(error);
             }
         };
-        end_survivors(rejected).await;
+        keeper::end_survivors(rejected).await;
+        let (gang, members) = seat.map(|seat| seat.begin(&mut specs, end.clone())).unzip();
         let replicas = self.start_replicas(specs, &supervisors);
         let engines: Vec<Engine> = replicas.iter().map(|replica| replica.engine.clone()).collect();
         let readings = self.driver.as_ref().map(gpu::GpuDriver::readings);
@@ -360,7 +378,10 @@ impl Agent {
         let sessions = tokio::spawn(Arc::new(uplink).run(RouterTarget::of(&self.config), end.clone()));
 
         let clock = AbortOnDropHandle::new(tokio::spawn(job::drain_in_time(self.job.clone(), self.config.job_interval, shutdown.clone())));
-        let outcome = self.wait_for_reason(&shutdown, &state, &attachments).await;
+        let outcome = tokio::select! {
+            outcome = self.wait_for_reason(&shutdown, &state, &attachments) => outcome,
+            () = gang_launch::wait_member_leaves(gang.as_deref()) => Ok(()),
+        };
         // No engine starts any more.
         spare_end.cancel();
         let keeps = self.fate != AgentDeathPolicy::Kill;
@@ -374,10 +395,10 @@ impl Agent {
         end.cancel();
         drop((clock, spares));
         let closed_by = Instant::now() + left.farewell;
-        for task in [sessions, watcher, gpus, pages] {
+        for task in [sessions, watcher, gpus, pages].into_iter().chain(members) {
             join_within(closed_by.saturating_duration_since(Instant::now()), task).await;
         }
-        drop((engines, state));
+        drop((engines, state, gang));
         let outcome = outcome.and(if left.cut_off > 0 { Err(AgentError::CutOff { requests: left.cut_off }) } else { Ok(()) });
         if stopped.is_err() {
             self.run_dir.leave_to_successor();
@@ -421,29 +442,6 @@ impl Agent {
             }
         }
     }
-}
-
-/// Ends engines that a dead agent has left and this one would not start, because they have another
-/// model or other flags.
-///
-/// Their memory is needed.
-async fn end_survivors(rejected: Vec<SurvivingEngine>) {
-    for survivor in rejected {
-        let directory = survivor.directory.clone();
-        let ended = tokio::task::spawn_blocking(move || survivor.end()).await.expect("ending an engine does not panic");
-        tracing::warn!(directory = %directory.display(), ?ended, "ended an engine of an agent that had died: this agent would start another one");
-    }
-}
-
-/// Opens the run directory on its own thread, because cleaning up after a dead agent may take
-/// seconds.
-async fn open_run_dir(configured: PathBuf, node: String) -> Result<RunDir, AgentError> {
-    let opened = tokio::task::spawn_blocking(move || RunDir::open(&configured, &node)).await;
-    let run_dir = opened.expect("opening the run directory does not panic")?;
-    for cleared in run_dir.cleared() {
-        tracing::warn!(directory = %cleared.path.display(), killed = cleared.killed, left = ?cleared.unkillable, "cleared up after an agent that had died");
-    }
-    Ok(run_dir)
 }
 
 /// How long before its job's end the agent begins to leave: the time that drain and stop may need.

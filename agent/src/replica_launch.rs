@@ -1,7 +1,7 @@
 //! Launch of the replicas in an agent's plan: command lines, engines that an earlier agent has
 //! left, CPUs and GPUs.
 //!
-//! `Agent::run` calls it.
+//! `Agent::run` calls it. A replica over several nodes is launched by `gang_launch`.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -98,7 +98,8 @@ impl Agent {
     /// How engines with this command start, unless each start is plain.
     fn warm_starts(&self, command: &CommandLine) -> Option<WarmStarts> {
         let is_vllm = matches!(self.engine, EngineProgram::Vllm { .. });
-        if !is_vllm || self.config.engine_start == EngineStart::Plain || self.config.profile == Profile::Conservative {
+        let is_spread = self.plan.spread.is_some();
+        if !is_vllm || is_spread || self.config.engine_start == EngineStart::Plain || self.config.profile == Profile::Conservative {
             return None;
         }
         let directory = self.run_dir.spares();

@@ -101,6 +101,16 @@ impl RunDir {
         Ok(Self { path, cleared: found.cleared, inherited_dirs, survivors: found.survivors, held: Arc::new(held) })
     }
 
+    /// Like `open`, on a thread of its own.
+    pub(crate) async fn open_on_thread(configured: PathBuf, node: String) -> Result<Self, RunDirError> {
+        let opened = tokio::task::spawn_blocking(move || Self::open(&configured, &node)).await;
+        let run_dir = opened.expect("opening the run directory does not panic")?;
+        for cleared in run_dir.cleared() {
+            tracing::warn!(directory = %cleared.path.display(), killed = cleared.killed, left = ?cleared.unkillable, "cleared up after an agent that had died");
+        }
+        Ok(run_dir)
+    }
+
     /// All directories that this agent holds, to be restored if somebody removes them.
     pub(crate) fn held(&self) -> &Arc<HeldDirectories> {
         &self.held

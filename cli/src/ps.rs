@@ -4,7 +4,7 @@ mod fleet_jobs;
 mod gpu_total;
 
 use clap::Args;
-use hostler_proto::agent::v1::{Failure, Gpu, Job};
+use hostler_proto::agent::v1::{Failure, Gpu, Job, Member};
 use hostler_proto::fleet::v1::{FleetFinding, GoneJob, ListResponse, Node, Replica};
 use serde_json::{Value, json};
 
@@ -136,6 +136,9 @@ pub(crate) fn remark(replica: &Replica) -> String {
         };
     }
     let mut parts = Vec::new();
+    if !state.members.is_empty() {
+        parts.push(members_text(&state.members));
+    }
     if state.is_standby {
         parts.push("standby".to_owned());
     }
@@ -149,6 +152,14 @@ pub(crate) fn remark(replica: &Replica) -> String {
         parts.push(format!("advice: {}, see hostler advise", state.findings.len()));
     }
     parts.join("; ")
+}
+
+/// The other nodes of a replica, and what is wrong with one of them.
+fn members_text(members: &[Member]) -> String {
+    let hosts: Vec<&str> = members.iter().map(|member| member.host.as_str()).collect();
+    let trouble = members.iter().find(|member| !member.is_heard);
+    let trouble = trouble.map(|member| format!(" ({}: {})", member.host, member.state)).unwrap_or_default();
+    format!("with {}{trouble}", hosts.join(", "))
 }
 
 /// First name of a replica's models, and how many more there are: adapters can be dozens. `--json`

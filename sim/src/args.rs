@@ -97,6 +97,27 @@ pub struct EngineArgs {
     /// Take LoRA adapters.
     #[arg(long)]
     pub enable_lora: bool,
+    /// Nodes over which the engine is spread.
+    #[arg(long, default_value_t = 1)]
+    pub nnodes: u32,
+    /// This node's number among them; the head is 0.
+    #[arg(long, default_value_t = 0)]
+    pub node_rank: u32,
+    /// Address of the head, for the other nodes.
+    #[arg(long, default_value = "127.0.0.1")]
+    pub master_addr: String,
+    /// Port of the head, for the other nodes.
+    #[arg(long, default_value_t = 29501)]
+    pub master_port: u16,
+    /// Serve nothing: this is the part of another node.
+    #[arg(long)]
+    pub headless: bool,
+    /// Accepted and ignored.
+    #[arg(long, default_value_t = 1)]
+    pub tensor_parallel_size: u32,
+    /// Accepted and ignored.
+    #[arg(long, default_value_t = 1)]
+    pub pipeline_parallel_size: u32,
     /// Have the routes of vLLM's development mode: sleep, wake, weights.
     #[arg(long, env = "VLLM_SERVER_DEV_MODE", hide_env = true, value_parser = clap::builder::FalseyValueParser::new())]
     pub sim_dev_mode: bool,

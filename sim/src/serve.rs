@@ -26,6 +26,7 @@ use crate::args::EngineArgs;
 use crate::engine::{EngineHandle, Stepping};
 use crate::error::Error;
 use crate::kv_events::{KvEventsConfig, Publisher};
+use crate::nodes::{FarWorkers, run_headless};
 use crate::response_store::ResponseStore;
 use crate::routes;
 
@@ -87,6 +88,12 @@ pub struct Engine {
 /// When it cannot start, and `Error::Died` at once when a fault lets it die; the process should
 /// exit then.
 pub async fn serve(args: EngineArgs, shutdown: impl Future<Output = ()> + Send) -> Result<(), Error> {
+    if args.headless {
+        tokio::select! {
+            ended = run_headless(&args) => return ended,
+            () = shutdown => return Ok(()),
+        }
+    }
     Engine::bind(args)?.run(shutdown).await
 }
 
@@ -129,12 +136,12 @@ impl Engine {
     ///
     /// Same as `serve`.
     pub async fn run(self, shutdown: impl Future<Output = ()> + Send) -> Result<(), Error> {
-        let Self { api, stepping, bound, address, kv_events } = self;
+        let Self { api, mut stepping, bound, address, kv_events } = self;
         tokio::pin!(shutdown);
-        tokio::select! {
+        stepping.far_workers = tokio::select! {
             started = start_up(&api.args) => started?,
             () = &mut shutdown => return Ok(()),
-        }
+        };
         let server = Server::start(api, stepping, kv_events).await?;
         info!("Starting vLLM server on {address}");
         let listening = bound.listen(&address)?;
@@ -151,7 +158,7 @@ impl Engine {
 }
 
 /// Writes the log of a start, in vLLM's words and order, with its delay.
-async fn start_up(args: &EngineArgs) -> Result<(), Error> {
+async fn start_up(args: &EngineArgs) -> Result<FarWorkers, Error> {
     let model = &args.model;
     let delay = Duration::from_millis(args.sim_start_ms);
     let longest = args.context_length();
@@ -161,6 +168,7 @@ async fn start_up(args: &EngineArgs) -> Result<(), Error> {
         "Initializing a V1 LLM engine (v{}) with config: model='{model}', max_seq_len={longest}, enforce_eager=False, enable_prefix_caching=True",
         crate::VLLM_VERSION
     );
+    let far_workers = FarWorkers::gather(args).await?;
     info!("Starting to load model {model}...");
     for shard in 1..=SHARDS {
         tokio::time::sleep(delay / (2 * SHARDS)).await;
@@ -179,7 +187,7 @@ async fn start_up(args: &EngineArgs) -> Result<(), Error> {
     info!("CPU KV cache size: {tokens} tokens, Maximum concurrency for {longest} tokens per request: {requests}.{rest:02}x");
     tokio::time::sleep(delay / 2).await;
     info!("init engine (profile, create kv cache, warmup model) took {:.2} seconds", delay.as_secs_f64());
-    Ok(())
+    Ok(far_workers)
 }
 
 /// A running engine: its API and the tasks behind it.

@@ -87,7 +87,8 @@ pub(super) async fn watch(subject: &MonitoredEngine) -> EndCause {
         let (progress, before) = (subject.work_counters(), ProcessSnapshot::take(subject.process_group()).await);
         let sent_at = Instant::now();
         let outcome = canary.run_test(&model).await;
-        let activity = ProcessSnapshot::take(subject.process_group()).await.activity_since(&before, sent_at.elapsed());
+        let after = ProcessSnapshot::take(subject.process_group()).await;
+        let activity = subject.activity(&after, &before, sent_at.elapsed());
         let moved = subject.work_counters() != progress;
         // The engine may have been drained or put to sleep meanwhile.
         if subject.model_if_ready().is_none() {

@@ -12,6 +12,7 @@ use std::os::unix::process::ExitStatusExt;
 
 pub(crate) use self::end_cause::EndCause;
 use super::crash_output::{FinalLines, message};
+use crate::gang::Loss;
 
 /// Longest cause in characters: a few lines of a terminal.
 const CAUSE_CAP: usize = 400;
@@ -79,6 +80,8 @@ pub enum FailureKind {
     Hang,
     Unhealthy,
     StartupTimeout,
+    /// Another node of the replica cannot do its part, or is lost.
+    Member,
     Unknown,
 }
 
@@ -116,8 +119,38 @@ impl FailureKind {
             Self::Hang => "hang",
             Self::Unhealthy => "unhealthy",
             Self::StartupTimeout => "startup-timeout",
+            Self::Member => "member",
             Self::Unknown => "unknown",
         }
+    }
+}
+
+impl FailureKind {
+    /// Kinds that a part of an engine can have, for those that come as words.
+    const OF_PARTS: [Self; 13] = [
+        Self::Program,
+        Self::GpuInUse,
+        Self::GpuMemory,
+        Self::GpuFault,
+        Self::Hardware,
+        Self::Nccl,
+        Self::HostMemory,
+        Self::SharedMemory,
+        Self::Killed,
+        Self::Crashed,
+        Self::CoreDied,
+        Self::Member,
+        Self::Unknown,
+    ];
+
+    /// The kind with this name; `Unknown` for others.
+    fn of_part(name: &str) -> Self {
+        Self::OF_PARTS.into_iter().find(|kind| kind.as_str() == name).unwrap_or(Self::Unknown)
+    }
+
+    /// Whether a part fails like this when another node's part has failed before it.
+    pub(super) fn may_be_consequence(self) -> bool {
+        matches!(self, Self::Nccl | Self::CoreDied | Self::Unhealthy | Self::StartupTimeout | Self::Hang | Self::Unknown)
     }
 }
 
@@ -129,6 +162,13 @@ pub struct Diagnosis {
 }
 
 impl Diagnosis {
+    /// What the agent of another node says about the end of its part.
+    pub(super) fn of_part(loss: &Loss) -> Self {
+        let end = &loss.end;
+        let cause = if end.cause.contains(&loss.host) { end.cause.clone() } else { format!("on {}: {}", loss.host, end.cause) };
+        Self::new(FailureKind::of_part(&end.kind), cause, end.remedy.clone())
+    }
+
     fn new(kind: FailureKind, cause: impl Into<String>, remedy: impl Into<String>) -> Self {
         let (cause, remedy) = (shorten(&cause.into()), remedy.into());
         Self { kind, cause, remedy }
@@ -183,6 +223,9 @@ pub(crate) fn diagnose(ended: &LifeEnd, lines: &[String]) -> Diagnosis {
 
 /// Diagnosis that needs no engine output, because the agent itself decided that the life ends.
 pub(crate) fn diagnose_decision(cause: &EndCause) -> Option<Diagnosis> {
+    if let EndCause::PartLost(loss) = cause {
+        return Some(Diagnosis::of_part(loss));
+    }
     let (kind, remedy) = match cause {
         EndCause::NotStarted(reason) => (FailureKind::Program, remedies::remedy_for_program(reason)),
         EndCause::NoDirectory(_) => (FailureKind::RunDir, remedies::NO_RUN_DIR),

@@ -9,7 +9,7 @@ mod crash_output;
 pub(crate) mod diagnosis;
 mod engine_life;
 mod health;
-mod log;
+pub(crate) mod log;
 mod model_card;
 mod monitored_engine;
 mod outside_kill;
@@ -42,6 +42,7 @@ use self::warm_starts::{StartOrigin, WarmStarts};
 use crate::bridge::AttachTarget;
 use crate::cache::{self, CacheLog};
 use crate::crashes::CrashLog;
+use crate::gang::{Gang, MemberOutput, MemberView};
 use crate::gpu::{CpuBinding, GpuAvailability};
 use crate::host::{EngineProgram, HostError};
 use crate::keeper::wire::{KeeperRequest, LaunchSpec};
@@ -104,6 +105,8 @@ pub struct EngineSpec {
     pub(crate) warm_starts: Option<Arc<WarmStarts>>,
     /// Processes of an engine that starts warm may be forks of its first one.
     pub(crate) may_fork: bool,
+    /// Members of the replica on other nodes, if this is the head's part of an engine over several.
+    pub(crate) gang: Option<Arc<Gang>>,
     /// Minimum time that an engine with work may show no progress before it counts as hung.
     pub stall_timeout: Duration,
     /// Time without requests after which the engine is tested with one token; zero turns the test
@@ -146,6 +149,7 @@ impl EngineSpec {
             fallback: None,
             start_order: Arc::new(StartOrder::unordered()),
             warm_starts: None,
+            gang: None,
             may_fork: may_fork(launch.replica.gpus.len(), &launch.config.engine_args),
             stall_timeout: if is_attached { FOR_EVER } else { launch.config.stall_timeout },
             canary_interval: if is_attached { Duration::ZERO } else { launch.config.canary_interval },
@@ -274,6 +278,7 @@ struct EngineShared {
     cache: Arc<CacheLog>,
     log: EngineLog,
     process_handle: Arc<Mutex<ProcessHandle>>,
+    gang: Option<Arc<Gang>>,
 }
 
 /// A supervised engine. Cheap to clone; dropping the last clone stops the engine.
@@ -297,6 +302,9 @@ impl Engine {
         let process_handle = Arc::new(Mutex::new(ProcessHandle::default()));
         let log = EngineLog::default();
         let socket = socket_path(&spec.directory);
+        if let Some(output) = spec.gang.as_ref().and_then(|gang| gang.take_output()) {
+            tracker.spawn(keep_members_output(output, log.clone()));
+        }
         let (samples_out, samples) = watch::channel(None);
         let cache = Arc::new(CacheLog::default());
         let crashes = Arc::new(CrashLog::default());
@@ -306,6 +314,7 @@ impl Engine {
             drain_timeout: spec.drain_timeout,
             startup_timeout: spec.startup_timeout,
         });
+        let gang = spec.gang.clone();
         let (supervisor, status) = Supervisor::new(supervisor::SupervisorDeps {
             spec,
             commands: queued_commands,
@@ -332,6 +341,7 @@ impl Engine {
             cache,
             log,
             process_handle,
+            gang,
         });
         tracker.spawn(control.run(Arc::downgrade(&shared), status));
         Self { shared }
@@ -356,6 +366,11 @@ impl Engine {
 
     pub fn traffic(&self) -> &Arc<Traffic> {
         &self.shared.traffic
+    }
+
+    /// The other nodes of a replica over several.
+    pub(crate) fn members(&self) -> Vec<MemberView> {
+        self.shared.gang.as_ref().map(|gang| gang.view()).unwrap_or_default()
     }
 
     /// Requests in flight at each crash of this engine.
@@ -462,6 +477,16 @@ impl Engine {
     fn send_with_reason(&self, event: EngineEvent, reason: String) {
         if let Err(error) = self.shared.commands.try_send(EngineCommand { event, reason }) {
             tracing::warn!(command = ?event, %error, "engine does not take the command");
+        }
+    }
+}
+
+/// Keeps what members' parts print beside the output of the head's own, with their hosts' names.
+async fn keep_members_output(mut output: mpsc::Receiver<MemberOutput>, log: EngineLog) {
+    while let Some((host, lines)) = output.recv().await {
+        for line in lines.lines() {
+            // vLLM's processes begin their lines with `(Worker pid=3) `.
+            log.note(&line.strip_prefix('(').map_or_else(|| format!("({host}) {line}"), |rest| format!("({host} {rest}")));
         }
     }
 }

@@ -9,7 +9,9 @@ use tokio::sync::watch;
 use super::control::DesiredAdapters;
 use super::{EngineStatus, Phase};
 use crate::bridge::AttachTarget;
+use crate::gang::{FarActivity, Gang};
 use crate::probe::LoadSample;
+use crate::process::activity::{ProcessActivity, ProcessSnapshot};
 use crate::traffic::Traffic;
 
 /// One engine, for the tasks that watch its health.
@@ -27,6 +29,8 @@ pub(crate) struct MonitoredEngine {
     /// off.
     pub(crate) canary_interval: Duration,
     pub(super) desired_adapters: watch::Receiver<DesiredAdapters>,
+    /// Members of the replica on other nodes.
+    pub(super) gang: Option<Arc<Gang>>,
     pub(super) uses_gpus: bool,
     pub(super) may_sleep: bool,
     /// The engine that somebody else runs, to which the socket leads.
@@ -58,6 +62,21 @@ impl MonitoredEngine {
     /// An engine that hung before they arrived reports none.
     pub(super) fn has_requests(&self) -> bool {
         self.samples.borrow().is_some_and(|sample| sample.metrics.has_requests())
+    }
+
+    /// What the engine's processes have done on all nodes since an earlier look.
+    ///
+    /// While the other nodes compile or load, this node's part only waits for them.
+    pub(super) fn activity(&self, look: &ProcessSnapshot, earlier: &ProcessSnapshot, elapsed: Duration) -> ProcessActivity {
+        let own = look.activity_since(earlier, elapsed);
+        let Some(gang) = &self.gang else { return own };
+        match (own, gang.activity()) {
+            (own @ ProcessActivity::Stopped(_), _) => own,
+            (_, FarActivity::Stopped(process)) => ProcessActivity::Stopped(process),
+            (ProcessActivity::Computing, _) | (_, FarActivity::Computing) => ProcessActivity::Computing,
+            (ProcessActivity::Idle, FarActivity::Unknown) => ProcessActivity::Unknown,
+            (own, _) => own,
+        }
     }
 
     pub(super) fn process_group(&self) -> Option<u32> {

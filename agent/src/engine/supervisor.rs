@@ -22,7 +22,7 @@ use tokio_util::task::TaskTracker;
 
 use self::phases::{FailureState, PendingWork, StartDecision, StartWait};
 use super::control;
-use super::diagnosis::{Diagnosis, EndCause, FailureKind};
+use super::diagnosis::{Diagnosis, EndCause, FailureKind, remedies};
 use super::engine_life::{EngineLife, KeeperEvent, StartupLog};
 use super::health::HealthEvent;
 use super::log::EngineLog;
@@ -30,6 +30,7 @@ use super::state_machine::{EngineEvent, EngineState, EngineStateMachine, LiveSta
 use super::{AdoptedLife, EngineCommand, EngineSpec, EngineStatus, Phase, ProcessHandle, SUSPENDED_AFTER};
 use crate::cache::CacheLog;
 use crate::crashes::CrashLog;
+use crate::gang::Loss;
 use crate::gpu::StartObstacle;
 use crate::probe::LoadSample;
 use crate::process::oom_watch::OomWatch;
@@ -180,6 +181,8 @@ impl Supervisor {
             return Some(EngineEvent::GroupEmpty);
         }
         let wake_at = self.machine.next_deadline();
+        let gang = self.deps.spec.gang.as_ref().filter(|_| matches!(state, EngineState::Alive(_) | EngineState::Draining(_)));
+        let gang = gang.cloned();
         let shows_progress = matches!(state, EngineState::Waiting | EngineState::Alive(LiveStage::Starting | LiveStage::Loading));
         let (keeper_events, health_events, startup_log, cache_joined, core_watch) = match &mut self.life {
             Some(life) => (
@@ -198,6 +201,7 @@ impl Supervisor {
             command = self.deps.commands.recv(), if !self.has_no_handles => self.handle_command(command),
             event = recv_or_pend(keeper_events) => self.handle_keeper_event(event),
             event = recv_or_pend(health_events) => self.handle_health_event(event),
+            loss = await_or_pend(gang.as_ref().map(|gang| gang.wait_lost())) => Some(self.handle_loss(loss)),
             status = await_or_pend(core_watch) => self.handle_core_end(status.unwrap_or_default()),
             // The engine serves from now on, whether or not the cache could be joined.
             _ = await_or_pend(cache_joined) => self.become_ready(),
@@ -308,12 +312,16 @@ impl Supervisor {
         self.start_wait = StartWait::None;
         let spec = &self.deps.spec;
         let (start_order, index, gpus) = (Arc::clone(&spec.start_order), spec.index, spec.gpu_availability.clone());
+        let (gang, limit) = (spec.gang.clone(), spec.startup_timeout);
         let mut decision: Pin<Box<dyn Future<Output = StartDecision> + Send>> = Box::pin(async move {
             let permit = start_order.acquire(index).await;
-            match gpus {
-                Some(gpus) => gpus.check().await.map(|()| permit),
-                None => Ok(permit),
+            if let Some(gpus) = gpus {
+                gpus.check().await.map_err(gpu_obstacle)?;
             }
+            if let Some(gang) = gang {
+                gang.prepare(limit).await.map_err(member_obstacle)?;
+            }
+            Ok(permit)
         });
         match poll_immediate(&mut decision).await {
             Some(decision) => Some(self.handle_start_decision(decision)),
@@ -333,12 +341,11 @@ impl Supervisor {
                 self.start_wait = StartWait::Holding(permit);
                 EngineEvent::MayStart
             }
-            Err(StartObstacle { in_use, cause, remedy }) => {
+            Err(obstacle) => {
                 self.start_wait = StartWait::None;
-                let kind = if in_use { FailureKind::GpuInUse } else { FailureKind::Hardware };
                 // Do not show the output of the previous life with this.
-                self.deps.log.begin_life(&format!("hostler: the engine is not started: {cause}"));
-                self.failure = FailureState::Diagnosed(Diagnosis { kind, cause, remedy });
+                self.deps.log.begin_life(&format!("hostler: the engine is not started: {}", obstacle.cause));
+                self.failure = FailureState::Diagnosed(obstacle);
                 self.count_failed_start();
                 EngineEvent::Fail
             }
@@ -383,10 +390,23 @@ impl Supervisor {
                 self.report_stuck(&left);
                 None
             }
-            KeeperEvent::Empty if killing => Some(EngineEvent::GroupEmpty),
+            KeeperEvent::Empty if killing => self.await_members(),
             KeeperEvent::Empty => None,
             KeeperEvent::Gone => self.handle_keeper_loss(EndCause::KeeperLost),
         }
+    }
+
+    /// Handles the end of a part on another node, which is the end of the engine.
+    fn handle_loss(&mut self, loss: Loss) -> EngineEvent {
+        self.failure.suspect(EndCause::PartLost(loss));
+        EngineEvent::Exited
+    }
+
+    /// Waits for the members' parts to end once nothing is left of this one: they may know the cause.
+    fn await_members(&mut self) -> Option<EngineEvent> {
+        let Some(gang) = self.deps.spec.gang.clone() else { return Some(EngineEvent::GroupEmpty) };
+        self.pending_work = PendingWork::AwaitingMembers(Box::pin(async move { gang.wait_quiet().await }));
+        None
     }
 
     fn handle_core_end(&mut self, status: Option<ExitStatus>) -> Option<EngineEvent> {
@@ -472,6 +492,14 @@ impl Drop for Supervisor {
         processes.close();
         processes.keeper = None;
     }
+}
+
+fn gpu_obstacle(StartObstacle { in_use, cause, remedy }: StartObstacle) -> Diagnosis {
+    Diagnosis { kind: if in_use { FailureKind::GpuInUse } else { FailureKind::Hardware }, cause, remedy }
+}
+
+fn member_obstacle(cause: String) -> Diagnosis {
+    Diagnosis { kind: FailureKind::Member, cause, remedy: remedies::MEMBER.to_owned() }
 }
 
 async fn recv_or_pend<T>(messages: Option<&mut mpsc::Receiver<T>>) -> T {

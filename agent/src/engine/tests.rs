@@ -55,6 +55,7 @@ pub(super) fn start_with(script: &str, change: impl FnOnce(&mut EngineSpec)) -> 
         fallback: None,
         start_order: Arc::new(StartOrder::unordered()),
         warm_starts: None,
+        gang: None,
         may_fork: true,
         stall_timeout: Duration::from_secs(10),
         canary_interval: Duration::ZERO,

@@ -166,7 +166,7 @@ pub(super) async fn watch(subject: &MonitoredEngine) -> EndCause {
         }
         let look = ProcessSnapshot::take(subject.process_group()).await;
         // Hours may have passed in which no request waited and nothing was computed.
-        let activity = look.activity_since(earlier, lasted - *before);
+        let activity = subject.activity(&look, earlier, lasted - *before);
         let why = match judge(lasted, limits, subject.has_requests(), testable, &activity) {
             StallVerdict::Wait => {
                 looked = Some((look, lasted));
@@ -191,7 +191,7 @@ pub(super) async fn watch(subject: &MonitoredEngine) -> EndCause {
                 CanaryOutcome::Failed(reason) => format!("a test completion failed: {reason}"),
                 // The first use of a kernel may compile it.
                 CanaryOutcome::TimedOut(deadline)
-                    if ProcessSnapshot::take(subject.process_group()).await.activity_since(&look, deadline)
+                    if subject.activity(&ProcessSnapshot::take(subject.process_group()).await, &look, deadline)
                         == ProcessActivity::Computing =>
                 {
                     looked = Some((look, lasted));

@@ -6,7 +6,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use hostler_tls::{CertificateInfo, ClientConfig, Fingerprint, NodeKey, TlsError, member_config, write_private};
+use hostler_tls::{CertificateInfo, ClientConfig, Fingerprint, NodeKey, PeerTls, TlsError, member_config, write_private};
 
 const CERTIFICATE: &str = "node.der";
 
@@ -46,6 +46,11 @@ impl Identity {
     pub(super) fn save(&self, folder: &Path) -> Result<(), TlsError> {
         write_private(&folder.join(AUTHORITY), &self.authority)?;
         write_private(&folder.join(CERTIFICATE), &self.certificate)
+    }
+
+    /// Settings for connections with other nodes of the fleet.
+    pub(super) fn peer_tls(&self, key: &NodeKey, folder: &Path) -> Result<PeerTls, TlsError> {
+        PeerTls::new(&self.authority, &self.certificate, key, folder)
     }
 
     pub(super) fn is_valid(&self) -> bool {

@@ -4,6 +4,7 @@
 //! over each router's connection, and requested again if they are lost or too old.
 
 mod identity;
+mod peers;
 mod renewal;
 
 use std::io::Read;
@@ -25,6 +26,7 @@ use crate::dial::{DialError, dial};
 use crate::job;
 use crate::run_dir;
 pub(crate) use identity::Identity;
+pub(crate) use peers::PeerAccess;
 
 const SIGN_TIMEOUT: Duration = Duration::from_secs(15);
 

@@ -240,5 +240,17 @@ pub(crate) fn fingerprint(line: &CommandLine, version: Option<VllmVersion>) -> S
     hostler_tls::hex(&hash.finalize())
 }
 
+/// Ends engines that a dead agent has left and this one would not start, because they have another
+/// model or other flags.
+///
+/// Their memory is needed.
+pub(crate) async fn end_survivors(rejected: Vec<SurvivingEngine>) {
+    for survivor in rejected {
+        let directory = survivor.directory.clone();
+        let ended = tokio::task::spawn_blocking(move || survivor.end()).await.expect("ending an engine does not panic");
+        tracing::warn!(directory = %directory.display(), ?ended, "ended an engine of an agent that had died: this agent would start another one");
+    }
+}
+
 #[cfg(test)]
 pub(crate) mod tests;

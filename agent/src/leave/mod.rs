@@ -52,6 +52,12 @@ impl LeaveTerms {
         }
     }
 
+    /// Longest time until everything has ended.
+    pub(crate) fn longest(&self, is_hurried: bool) -> Duration {
+        let plan = self.plan(is_hurried);
+        plan.drain.saturating_add(plan.stop).saturating_add(plan.kill)
+    }
+
     fn plan(&self, is_hurried: bool) -> LeavePlan {
         self.hurried.filter(|_| is_hurried).map_or(self.at_leisure, |(_, plan)| plan)
     }

@@ -23,6 +23,11 @@ pub enum PlanError {
         "--tp {tp} cannot be: the GPUs are MIG slices, and slices cannot exchange data as one replica must; leave --tp out, or use whole GPUs"
     )]
     SlicesTogether { tp: u32 },
+    #[error(
+        "--tp {tp} cannot be: a replica over {nodes} nodes has {ranks} GPUs in all, which so many do not divide; leave --tp out to share \
+         each layer by the GPUs of one node"
+    )]
+    DoesNotSpread { tp: u32, ranks: u32, nodes: u32 },
     #[error("--tp {tp} cannot be: this host has no GPU; leave --tp out to serve on the CPU")]
     NoGpus { tp: u32 },
     /// The model is a path that does not exist.

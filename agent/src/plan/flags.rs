@@ -21,6 +21,9 @@ use crate::vllm::{EngineTraces, FrontEndInUse};
 /// Minimum queue limit. A lower one would refuse bursts that a single replica can well hold.
 const MIN_QUEUE_LIMIT: u64 = 256;
 
+/// Compilation that leaves the model's code as it is.
+const UNCOMPILED: &str = "{\"mode\":3,\"backend\":\"eager\"}";
+
 /// Flags with which the user decides about parsers of calls, in place of the agent.
 const TOOL_FLAGS: [&str; 2] = ["--enable-auto-tool-choice", "--tool-parser-plugin"];
 
@@ -32,6 +35,8 @@ const REASONING_FLAGS: [&str; 3] = ["--reasoning-parser-plugin", "--reasoning-co
 pub(super) struct ReplicaContext<'a> {
     pub(super) gpu: Option<&'a Gpu>,
     pub(super) tp: u32,
+    /// Stages of the pipeline.
+    pub(super) stages: u32,
     pub(super) memory: MemoryPart<'a>,
     /// Shorter context used because the model's own does not fit.
     pub(super) shortened_context: Option<u32>,
@@ -53,8 +58,11 @@ pub(super) fn choose_flags(setup: &EnginePlanSetup, place: &ReplicaContext<'_>) 
     if !setup.simulated {
         add_shutdown_flags(&mut list, setup);
     }
+    if !setup.simulated {
+        add_division_flags(&mut list, place);
+    }
     if place.gpu.is_none() && !setup.simulated {
-        add_cpu_flags(&mut list, setup);
+        add_cpu_flags(&mut list, setup, place);
     }
     if let Some(gpu) = place.gpu.filter(|_| !setup.simulated) {
         add_memory_flags(&mut list, setup, place);
@@ -109,17 +117,34 @@ fn add_shutdown_flags(list: &mut FlagList<'_>, setup: &EnginePlanSetup) {
 
 /// Adds flags for engines on CPU. On two CPUs, vLLM 0.32 compiled a small model for more than ten
 /// minutes before it served.
-fn add_cpu_flags(list: &mut FlagList<'_>, setup: &EnginePlanSetup) {
-    if !setup.decides_about_graphs() {
+fn add_cpu_flags(list: &mut FlagList<'_>, setup: &EnginePlanSetup, place: &ReplicaContext<'_>) {
+    if setup.decides_about_graphs() {
+        return;
+    }
+    if place.stages > 1 {
+        // In eager mode vLLM 0.32 fails its first request (an assertion in gpu_model_runner.py).
+        list.add("--compilation-config", UNCOMPILED, FlagOrigin::Hostler, "on a CPU, compiling the model takes minutes");
+    } else {
         let because = "on a CPU, compiling the model takes minutes; `-- --no-enforce-eager` has it compiled";
         list.add("--enforce-eager", "", FlagOrigin::Hostler, because);
     }
 }
 
-fn add_memory_flags(list: &mut FlagList<'_>, setup: &EnginePlanSetup, place: &ReplicaContext<'_>) {
+fn add_division_flags(list: &mut FlagList<'_>, place: &ReplicaContext<'_>) {
     if place.tp > 1 {
         list.add("--tensor-parallel-size", place.tp.to_string(), FlagOrigin::Hostler, "the GPUs of one replica, see the layout");
     }
+    if place.stages > 1 {
+        list.add(
+            "--pipeline-parallel-size",
+            place.stages.to_string(),
+            FlagOrigin::Hostler,
+            "stages of the model, one after another over the nodes",
+        );
+    }
+}
+
+fn add_memory_flags(list: &mut FlagList<'_>, setup: &EnginePlanSetup, place: &ReplicaContext<'_>) {
     // A standby has a context of its own.
     let shortened = place.shortened_context.filter(|_| !matches!(place.memory, MemoryPart::Standby(_)));
     if let Some(tokens) = shortened {

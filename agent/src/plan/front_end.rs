@@ -72,6 +72,9 @@ fn rust_obstacle(setup: &EnginePlanSetup, model: &ModelInfo) -> Option<String> {
     if !setup.is_at_least(RUST_TOKENIZE_SINCE) {
         return Some(format!("the Rust one has what routers need since vLLM {}.{}", RUST_TOKENIZE_SINCE.major, RUST_TOKENIZE_SINCE.minor));
     }
+    if setup.nodes > 1 {
+        return Some("the Rust one was not tried with an engine over several nodes".to_owned());
+    }
     if setup.profile == Profile::Conservative {
         return Some("the profile is conservative".to_owned());
     }

@@ -16,6 +16,7 @@ mod model;
 mod model_path;
 mod setup;
 mod shape;
+mod spread;
 mod standby;
 mod text;
 mod weights;
@@ -33,6 +34,7 @@ pub(crate) use self::model_path::check_model_path;
 use self::setup::PlannedParsers;
 pub use self::setup::{EnginePlanSetup, KvCacheFormat, StepLimits};
 pub use self::shape::ModelShape;
+pub use self::spread::ReplicaSpread;
 use self::standby::MemoryPart;
 pub use self::standby::StandbyMemory;
 pub use self::weights::WeightFormat;
@@ -74,6 +76,8 @@ pub struct Plan {
     pub layout: Option<GpuLayout>,
     pub front_end: FrontEndChoice,
     pub setup: EnginePlanSetup,
+    /// Division over several nodes, if a replica has more than one.
+    pub spread: Option<ReplicaSpread>,
     /// Memory of the standby, if there is one on GPUs.
     pub standby: Option<StandbyMemory>,
     /// Each engine has room for a separate process around its model.
@@ -127,7 +131,10 @@ fn choose_parsers(ground: &PlanInput<'_>, config: &AgentConfig, setup: &EnginePl
 fn plan_for_model(ground: &PlanInput<'_>, config: &AgentConfig, setup: EnginePlanSetup, model: ModelInfo) -> Result<Plan, PlanError> {
     let setup = setup.for_model(&model);
     let front_end = front_end::choose(config.front_end, ground.rust_front_end, &setup, &model)?;
-    let (mut layout, mut replicas) = if ground.gpus.is_empty() {
+    let spread = ReplicaSpread::of(config, ground.gpus.len())?;
+    let (mut layout, mut replicas) = if spread.is_some() {
+        (None, vec![ReplicaPlan { index: 0, gpus: ground.gpus.to_vec(), is_standby: false }])
+    } else if ground.gpus.is_empty() {
         (None, plan_cpu_replicas(config, ground.engine, &setup)?)
     } else {
         let question = layout::LayoutRequest {
@@ -153,7 +160,7 @@ fn plan_for_model(ground: &PlanInput<'_>, config: &AgentConfig, setup: EnginePla
         replicas.push(ReplicaPlan { index: 1, gpus: replicas[0].gpus.clone(), is_standby: true });
     }
     let name = config.model.clone();
-    let mut plan = Plan { name, replicas, model, layout, front_end, setup, standby, has_workers, warnings: Vec::new() };
+    let mut plan = Plan { name, replicas, model, layout, front_end, setup, spread, standby, has_workers, warnings: Vec::new() };
     plan.warnings = text::warnings(&plan);
     if config.standby && !needs_standby {
         let standing_in = "no standby is started: the replicas of this node stand in for each other";
@@ -188,7 +195,8 @@ impl Plan {
         let share = self.share(replica);
         let place = flags::ReplicaContext {
             gpu: replica.gpus.first(),
-            tp: u32::try_from(replica.gpus.len()).unwrap_or(u32::MAX),
+            tp: self.spread.map_or_else(|| u32::try_from(replica.gpus.len()).unwrap_or(u32::MAX), |spread| spread.tp),
+            stages: self.spread.map_or(1, |spread| spread.stages),
             memory: self.memory_part(replica),
             shortened_context: share.filter(|share| share.is_context_shortened).and_then(|share| share.context),
             front_end,

@@ -69,6 +69,8 @@ pub struct EnginePlanSetup {
     /// Whether the engines send KV events.
     pub kv_events: bool,
     pub drain_timeout: Duration,
+    /// Nodes of a replica.
+    pub nodes: u32,
     pub traces: EngineTraces,
     /// Whether routers cannot read the model's prompts themselves.
     pub only_engine_reads_prompts: bool,
@@ -133,6 +135,7 @@ impl EnginePlanSetup {
             leaves_steps_to_engine: false,
             kv_events: config.kv_events,
             drain_timeout: config.drain_timeout,
+            nodes: config.nodes_per_replica.max(1),
             traces: EngineTraces::Unasked,
             only_engine_reads_prompts: false,
             parsers: match engine {

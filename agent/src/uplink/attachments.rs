@@ -11,8 +11,8 @@ use rustc_hash::FxHashMap;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-use super::target::RouterTarget;
 use crate::config::AgentConfig;
+use crate::router_target::RouterTarget;
 
 /// Default time that an agent in a job waits for its first router.
 const JOB_ATTACH_TIMEOUT: Duration = Duration::from_secs(5 * 60);
@@ -51,6 +51,8 @@ pub struct Attachments {
 
 #[derive(Debug)]
 struct AttachRecord {
+    /// `router`, or `head` for a member of a replica over several nodes.
+    whom: &'static str,
     /// The agent's start, or when the last router was lost.
     since: Instant,
     has_attached: bool,
@@ -73,20 +75,30 @@ enum AttachVerdict {
 
 impl Default for Attachments {
     fn default() -> Self {
-        let record = AttachRecord {
-            since: Instant::now(),
-            has_attached: false,
-            routers: 0,
-            refusals: FxHashMap::default(),
-            last_failure: "no router was found".to_owned(),
-        };
-        Self { record: watch::Sender::new(record) }
+        Self::to("router")
     }
 }
 
 impl Attachments {
+    /// Attachments to a member's head.
+    pub(crate) fn to_head() -> Self {
+        Self::to("head")
+    }
+
+    fn to(whom: &'static str) -> Self {
+        let record = AttachRecord {
+            whom,
+            since: Instant::now(),
+            has_attached: false,
+            routers: 0,
+            refusals: FxHashMap::default(),
+            last_failure: format!("no {whom} was found"),
+        };
+        Self { record: watch::Sender::new(record) }
+    }
+
     /// Records that a router has this agent, until the guard is dropped.
-    pub(super) fn record_attached(self: &Arc<Self>) -> AttachedGuard {
+    pub(crate) fn record_attached(self: &Arc<Self>) -> AttachedGuard {
         self.record.send_modify(|record| {
             record.has_attached = true;
             record.routers += 1;
@@ -94,7 +106,7 @@ impl Attachments {
         AttachedGuard(self.clone())
     }
 
-    pub(super) fn record_refusal(&self, router: SocketAddr, reason: &str) {
+    pub(crate) fn record_refusal(&self, router: SocketAddr, reason: &str) {
         self.record.send_modify(|record| {
             let since = record.refusals.get(&router).map_or_else(Instant::now, |(since, _)| *since);
             record.refusals.insert(router, (since, reason.to_owned()));
@@ -103,7 +115,7 @@ impl Attachments {
     }
 
     /// Records a failed attempt whose reason may pass.
-    pub(super) fn record_failure(&self, router: SocketAddr, reason: &str) {
+    pub(crate) fn record_failure(&self, router: SocketAddr, reason: &str) {
         self.record.send_modify(|record| {
             record.refusals.remove(&router);
             record.last_failure = format!("{router}: {reason}");
@@ -140,7 +152,7 @@ impl Attachments {
 
 /// A router that has this agent.
 #[derive(Debug)]
-pub(super) struct AttachedGuard(Arc<Attachments>);
+pub(crate) struct AttachedGuard(Arc<Attachments>);
 
 impl Drop for AttachedGuard {
     fn drop(&mut self) {
@@ -163,7 +175,8 @@ impl AttachRecord {
         let refusal = attach.min(REFUSAL_TIMEOUT);
         if let Some((router, (_, reason))) = self.refusals.iter().find(|(_, (since, _))| now >= *since + refusal) {
             return AttachVerdict::GiveUp(format!(
-                "the router at {router} has refused this agent for {} s: {reason}",
+                "the {} at {router} has refused this agent for {} s: {reason}",
+                self.whom,
                 refusal.as_secs_f32()
             ));
         }
@@ -171,8 +184,8 @@ impl AttachRecord {
         if now >= ends_at {
             let limit = attach.as_secs_f32();
             return AttachVerdict::GiveUp(format!(
-                "this agent has attached to no router within {limit} s (agent.attach_timeout): {}",
-                self.last_failure
+                "this agent has attached to no {} within {limit} s (agent.attach_timeout): {}",
+                self.whom, self.last_failure
             ));
         }
         let refused_until = self.refusals.values().map(|(since, _)| *since + refusal).min();
@@ -191,7 +204,7 @@ impl AttachRecord {
             return AttachVerdict::WaitUntil(ends_at);
         }
         let limit = limit.as_secs_f32();
-        AttachVerdict::GiveUp(format!("no router has had this agent for {limit} s (agent.router_timeout): {}", self.last_failure))
+        AttachVerdict::GiveUp(format!("no {} has had this agent for {limit} s (agent.router_timeout): {}", self.whom, self.last_failure))
     }
 }
 

@@ -8,7 +8,6 @@ mod redial;
 mod relay;
 mod report;
 mod session;
-mod target;
 mod transfers;
 
 use std::net::SocketAddr;
@@ -22,14 +21,14 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-pub(crate) use attachments::AttachLimits;
 pub use attachments::Attachments;
+pub(crate) use attachments::{AttachLimits, AttachedGuard};
 pub use backoff::Backoff;
-pub use target::RouterTarget;
 
 use crate::join::RouterAccess;
 use crate::metrics::AgentMetrics;
 use crate::node::NodeState;
+use crate::router_target::RouterTarget;
 
 /// How often names are resolved and files read again.
 ///

@@ -10,6 +10,7 @@ use crate::cache::CacheStatus;
 use crate::crashes::Crash;
 use crate::engine::startup_progress::PastStage;
 use crate::engine::{EngineStatus, PastStart, Phase};
+use crate::gang::MemberView;
 use crate::gpu::{Gpu, GpuReading};
 use crate::job::{JobClock, JobFacts};
 use crate::node::{NodeState, Replica};
@@ -204,7 +205,13 @@ fn state(replica: &Replica, status: EngineStatus) -> wire::ReplicaState {
         start: status.start.as_deref().map(past_start),
         is_standby: replica.traits.is_standby,
         is_simulated: setup.simulated,
+        members: replica.engine.members().into_iter().map(member).collect(),
     }
+}
+
+fn member(view: MemberView) -> wire::Member {
+    let MemberView { number, host, gpus, state, is_heard } = view;
+    wire::Member { number, host, gpus, state, is_heard }
 }
 
 fn past_start(start: &PastStart) -> wire::Start {

@@ -3,6 +3,9 @@
 
 use std::fs;
 
+/// Flags with a value that only an engine with an HTTP server takes.
+const SERVER_FLAGS: [&str; 1] = ["--api-server-count"];
+
 /// Value of the last `flag` (with dashes, such as `--max-model-len`).
 pub(crate) fn value_of<'a>(arguments: &'a [String], flag: &str) -> Option<&'a str> {
     let at = arguments.iter().rposition(|argument| is_flag(argument, flag))?;
@@ -38,6 +41,21 @@ pub(crate) fn expand_config_file(arguments: &[String]) -> Vec<String> {
         })
     };
     text.lines().filter_map(argument).chain(arguments.iter().cloned()).collect()
+}
+
+/// A user's arguments without those that a part without a server does not take.
+pub(crate) fn without_server_flags(arguments: &[String]) -> Vec<String> {
+    let mut kept = Vec::new();
+    let mut words = arguments.iter();
+    while let Some(word) = words.next() {
+        let name = word.split('=').next().unwrap_or_default().replace('_', "-");
+        if !SERVER_FLAGS.contains(&name.as_str()) {
+            kept.push(word.clone());
+        } else if !word.contains('=') {
+            words.next();
+        }
+    }
+    kept
 }
 
 pub(crate) struct EngineArguments<'a>(pub(crate) &'a [String]);

@@ -6,7 +6,7 @@
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
-use super::arguments::{EngineArguments, expand_config_file, value_of};
+use super::arguments::{EngineArguments, expand_config_file, value_of, without_server_flags};
 use super::directory::{socket_path, temporary_path};
 use super::flag::{EXECUTOR_FLAG, FlagChoice, FlagOrigin, SCALE_OUT_FLAG, SCALE_OUT_ROUTES};
 use super::front_end::FrontEndInUse;
@@ -39,17 +39,21 @@ const SLEEP_ROUTES_VARIABLE: &str = "VLLM_SERVER_DEV_MODE";
 const RUST_FRONT_END_VARIABLE: &str = "VLLM_USE_RUST_FRONTEND";
 
 /// Arguments that only the agent may give.
-const RESERVED_ARGUMENTS: [(&str, &str); 13] = [
+const RESERVED_ARGUMENTS: [(&str, &str); 17] = [
     ("--uds", "the agent gives each engine a socket of its own"),
     ("--api-key", "an engine is reachable through the agent only; guard the router instead"),
     ("--ssl-keyfile", "the engine's socket never leaves this host; encrypt at the router"),
     ("--ssl-certfile", "the engine's socket never leaves this host; encrypt at the router"),
-    ("--headless", "the agent needs an engine that serves HTTP"),
+    ("--headless", "the agent decides which part of an engine serves; use --member"),
     ("--grpc", "the agent needs an engine that serves HTTP"),
     ("--tensor-parallel-size", "the agent shares out the GPUs; use --tp"),
     ("-tp", "the agent shares out the GPUs; use --tp"),
-    ("--pipeline-parallel-size", "the agent divides a model over GPUs by tensor parallelism only; use --tp"),
-    ("-pp", "the agent divides a model over GPUs by tensor parallelism only; use --tp"),
+    ("--pipeline-parallel-size", "the agent makes as many stages as --tp and --nodes-per-replica leave"),
+    ("-pp", "the agent makes as many stages as --tp and --nodes-per-replica leave"),
+    ("--nnodes", "the agents of the nodes start the parts of an engine together; use --nodes-per-replica"),
+    ("--node-rank", "the agent gives each part its number; use --member"),
+    ("--master-addr", "the agents say where the parts of an engine meet; use --head"),
+    ("--master-port", "the agents choose a free port for each start; use --head"),
     ("--device-ids", "the agent shares out the GPUs; use --replicas and CUDA_VISIBLE_DEVICES"),
     ("--data-parallel-size", "the agent runs one engine per replica; use --replicas"),
     ("-dp", "the agent runs one engine per replica; use --replicas"),
@@ -137,6 +141,9 @@ pub fn cache_source(launch: &LaunchContext<'_>) -> KvEventSource {
 
 fn cache_events_obstacle(launch: &LaunchContext<'_>) -> Option<String> {
     let given = EngineArguments(&launch.config.engine_args);
+    if launch.config.member > 0 {
+        return Some("the head's part of the engine tells what is cached".to_owned());
+    }
     if !launch.config.kv_events {
         return Some("cache events are off: the setting agent.kv_events says so".to_owned());
     }
@@ -204,7 +211,7 @@ pub fn command_line(launch: &LaunchContext<'_>) -> Result<CommandLine, HostError
     };
     arguments.extend(launch.choices.iter().flat_map(FlagChoice::to_arguments).map(OsString::from));
     arguments.append(&mut cache_event_arguments(launch));
-    arguments.extend(launch.config.engine_args.iter().map(OsString::from));
+    arguments.extend(own_arguments(launch.config).iter().map(OsString::from));
     let opens_routes = launch.choices.iter().any(|choice| choice.flag == SCALE_OUT_FLAG && choice.origin == FlagOrigin::Hostler);
     let withheld_routes: &[&str] = if opens_routes { &SCALE_OUT_ROUTES } else { &[] };
     Ok(CommandLine {
@@ -217,7 +224,22 @@ pub fn command_line(launch: &LaunchContext<'_>) -> Result<CommandLine, HostError
 }
 
 fn vllm_arguments(launch: &LaunchContext<'_>) -> Vec<OsString> {
-    vec!["serve".into(), launch.config.model.clone().into(), "--uds".into(), socket_path(launch.directory).into()]
+    let mut arguments = vec!["serve".into(), launch.config.model.clone().into()];
+    arguments.append(&mut place_arguments(launch));
+    arguments
+}
+
+/// The user's arguments for this node's part of an engine.
+pub(crate) fn own_arguments(config: &AgentConfig) -> Vec<String> {
+    if config.member > 0 { without_server_flags(&config.engine_args) } else { config.engine_args.clone() }
+}
+
+/// Where the engine serves; a part of another node's engine serves nowhere.
+fn place_arguments(launch: &LaunchContext<'_>) -> Vec<OsString> {
+    match launch.config.member {
+        0 => vec!["--uds".into(), socket_path(launch.directory).into()],
+        _ => vec!["--headless".into()],
+    }
 }
 
 fn simulated_arguments(launch: &LaunchContext<'_>) -> Vec<OsString> {
@@ -225,7 +247,9 @@ fn simulated_arguments(launch: &LaunchContext<'_>) -> Vec<OsString> {
         "" => SIMULATED_MODEL,
         model => model,
     };
-    vec!["sim".into(), "engine".into(), model.into(), "--uds".into(), socket_path(launch.directory).into()]
+    let mut arguments = vec!["sim".into(), "engine".into(), model.into()];
+    arguments.append(&mut place_arguments(launch));
+    arguments
 }
 
 /// Environment of the engine. `all_given` are the user's arguments with those of their file.

@@ -169,6 +169,8 @@ pub(crate) struct ReplicaStatus {
     pub hangs: u32,
     /// Used only while no other replica serves its model.
     pub is_standby: bool,
+    /// A node with a part of the engine is not heard.
+    pub has_silent_member: bool,
     /// How many problems cost the replica speed.
     pub findings: usize,
 }

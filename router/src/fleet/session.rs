@@ -437,6 +437,7 @@ fn parse_status(state: &wire::ReplicaState) -> ReplicaStatus {
         restarts: state.restarts,
         hangs: state.hangs,
         is_standby: state.is_standby,
+        has_silent_member: state.phase() == wire::Phase::Ready && state.members.iter().any(|member| !member.is_heard),
         findings: state.findings.len(),
     }
 }

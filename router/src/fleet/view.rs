@@ -261,13 +261,13 @@ impl FleetView {
         }
     }
 
-    /// Whether a replica is used only when nothing else is left: its lease has lapsed, or a request
-    /// on it was just lost.
+    /// Whether a replica is used only when nothing else is left: its lease has lapsed, a part of its
+    /// engine is on a node that is not heard, or a request on it was just lost.
     #[must_use]
     pub(crate) fn is_last_resort(&self, replica: &Replica, now: Instant) -> bool {
         let avoided_until = replica.local_load.avoided_until.load(Ordering::Relaxed);
         // Most replicas have never lost a request, and every placement checks every replica.
-        replica.lease_lapsed || (avoided_until > 0 && avoided_until > self.millis_since_start(now))
+        replica.lease_lapsed || replica.state.has_silent_member || (avoided_until > 0 && avoided_until > self.millis_since_start(now))
     }
 
     /// Whether the lease of `replica`'s agent has lapsed since the view that it is from, or the

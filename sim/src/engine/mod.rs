@@ -21,6 +21,7 @@ use crate::args::EngineArgs;
 use crate::faults::Faults;
 use crate::mailbox::{Finish, Mailbox};
 use crate::metrics::Metrics;
+use crate::nodes::FarWorkers;
 use crate::scheduler::{Limit, Limits, Scheduler, Sequence};
 use crate::sleep::SleepState;
 use crate::structured::StructuredOutput;
@@ -125,6 +126,7 @@ impl EngineHandle {
             metrics: core.metrics.clone(),
             publisher: None,
             asleep: false,
+            far_workers: FarWorkers::default(),
         };
         (core, stepping)
     }

@@ -13,6 +13,7 @@ use crate::faults::Faults;
 use crate::kv_events::Publisher;
 use crate::mailbox::Finish;
 use crate::metrics::Metrics;
+use crate::nodes::FarWorkers;
 use crate::scheduler::{Limits, Scheduler, Step};
 
 /// State of the task; `run` is the task.
@@ -27,6 +28,7 @@ pub(crate) struct Stepping {
     pub(super) publisher: Option<Publisher>,
     /// The engine accepts requests but does not step.
     pub(super) asleep: bool,
+    pub(crate) far_workers: FarWorkers,
 }
 
 impl Stepping {
@@ -56,6 +58,7 @@ impl Stepping {
                 return;
             }
             self.faults.wait_not_hung().await;
+            self.far_workers.step().await;
             self.scheduler.commit();
             self.metrics.record(&mut self.scheduler, Some(step));
             self.publish();

@@ -51,6 +51,7 @@ mod scale;
 mod secrecy;
 mod sessions;
 mod shared_hosts;
+mod spread;
 mod stored_responses;
 mod takeover;
 mod traces;

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::time::Duration;
 
+use crate::gang::Loss;
+
 /// Reasons why a life ends.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum EndCause {
@@ -57,6 +59,8 @@ pub(crate) enum EndCause {
     CoreEnded(Option<ExitStatus>),
     /// The engine's first process has ended by itself.
     Exited(ExitStatus),
+    /// The part of another node is lost.
+    PartLost(Loss),
     /// The engine's keeper has ended and taken the engine with it.
     KeeperLost,
     /// The engine's keeper does not obey.
@@ -88,6 +92,7 @@ impl Display for EndCause {
             Self::CoreEnded(None) => formatter.write_str("a process behind the engine's front-end has ended"),
             Self::CoreEnded(Some(status)) => write!(formatter, "a process behind the engine's front-end has ended ({status})"),
             Self::Exited(status) => write!(formatter, "the engine ended without having been asked to ({status})"),
+            Self::PartLost(loss) => write!(formatter, "a part of the engine is lost, on {}: {}", loss.host, loss.end.cause),
             Self::KeeperLost => formatter.write_str("the engine's keeper was lost, and the engine with it"),
             Self::KeeperSilent => formatter.write_str("the engine's keeper did not answer"),
         }

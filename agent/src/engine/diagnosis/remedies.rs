@@ -3,6 +3,7 @@
 /// Stands for the replica's name in the remedies below.
 pub(in crate::engine) const REPLICA: &str = "REPLICA";
 
+pub(in crate::engine) const MEMBER: &str = "mend it on that node; the start is tried again by itself";
 pub(super) const UNKNOWN: &str = "read the engine's last lines with `hostler logs REPLICA`, or in its log file";
 pub(super) const NO_RUN_DIR: &str = "`df -h` and `ls -ld` show why; name another place on a local disk with --run-dir";
 pub(super) const RUN_DIR_REMOVED: &str =

@@ -61,6 +61,7 @@ impl Watched {
             stall_timeout: Duration::from_secs(10),
             canary_interval: Duration::ZERO,
             desired_adapters: desired.subscribe(),
+            gang: None,
             uses_gpus: true,
             may_sleep: false,
             attached_to: None,

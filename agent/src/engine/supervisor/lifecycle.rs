@@ -111,7 +111,16 @@ impl Supervisor {
         let epoch = self.next_epoch();
         self.life_count += 1;
         self.deps.log.begin_life(&format!("hostler: life {epoch} of this engine begins"));
-        let launch_spec = self.launch_spec(epoch);
+        let line = match self.deps.spec.gang.as_ref().map(|gang| gang.start()) {
+            None => self.command_line().clone(),
+            Some(Ok(point)) => point.complete(self.command_line(), |name| std::env::var_os(name).is_some()),
+            Some(Err(error)) => {
+                self.failure =
+                    FailureState::Suspected(EndCause::NotStarted(format!("the parts of the engine have no place to meet: {error}")));
+                return Err(EngineEvent::SpawnFailed);
+            }
+        };
+        let launch_spec = self.launch_spec(epoch, &line);
         let warm = self.plain_because.is_none().then(|| self.deps.spec.warm_starts.as_ref()?.take()).flatten();
         let origin = warm.as_ref().map_or(StartOrigin::Plain, |warm| warm.origin);
         if origin == StartOrigin::Spare {
@@ -134,8 +143,8 @@ impl Supervisor {
         }
     }
 
-    pub(super) fn launch_spec(&self, epoch: u64) -> LaunchSpec {
-        let (spec, line) = (&self.deps.spec, self.command_line());
+    fn launch_spec(&self, epoch: u64, line: &CommandLine) -> LaunchSpec {
+        let spec = &self.deps.spec;
         LaunchSpec {
             process: ProcessSpec::new(spec.keepers.program(), line, &spec.directory),
             forks: spec.may_fork,
@@ -183,6 +192,7 @@ impl Supervisor {
             stall_timeout: spec.stall_timeout,
             canary_interval: spec.canary_interval,
             desired_adapters: self.deps.desired_adapters.clone(),
+            gang: spec.gang.clone(),
             uses_gpus: spec.gpu_availability.is_some(),
             may_sleep: spec.command.unlocks_sleep(),
             attached_to: spec.attached_to.clone(),
@@ -233,6 +243,9 @@ impl Supervisor {
     }
 
     pub(super) fn kill(&mut self) {
+        if let Some(gang) = &self.deps.spec.gang {
+            gang.kill();
+        }
         let Some(life) = &self.life else { return };
         if life.is_keeper_lost {
             self.end_orphans();
@@ -291,6 +304,7 @@ impl Supervisor {
         self.deps.cache.end_life();
         if let FailureState::Undiagnosed(cause) = &self.failure {
             let diagnosis = self.diagnose(cause.clone());
+            let diagnosis = self.members_diagnosis(&diagnosis).unwrap_or(diagnosis);
             self.hang_count += u32::from(diagnosis.kind == FailureKind::Hang);
             if !self.is_switching_to_fallback() {
                 self.count_failed_start();
@@ -309,6 +323,12 @@ impl Supervisor {
         self.has_last_life_served = self.life.as_ref().is_some_and(|life| life.ready_in.is_some());
         self.life = None;
         remove_life_files(&self.deps.spec.directory);
+    }
+
+    /// What a member's agent has found, if this diagnosis may only describe a consequence of it.
+    fn members_diagnosis(&self, own: &Diagnosis) -> Option<Diagnosis> {
+        let loss = self.deps.spec.gang.as_ref()?.loss()?;
+        own.kind.may_be_consequence().then(|| Diagnosis::of_part(&loss))
     }
 
     /// Counts a failed start, as long as none has succeeded.
@@ -370,6 +390,9 @@ impl Supervisor {
         self.last_start_duration = Some(took);
         self.failure = FailureState::None;
         self.failed_starts = None;
+        if let Some(gang) = &self.deps.spec.gang {
+            gang.mark_ready();
+        }
         if let Some(warm_starts) = &self.deps.spec.warm_starts {
             match self.plain_because.take() {
                 Some(because) => warm_starts.turn_off(&format!("an engine did not start from one ({because}), and did without")),
@@ -417,7 +440,8 @@ impl Supervisor {
         if !matches!(event, EngineEvent::Exited | EngineEvent::Unhealthy) {
             return;
         }
-        let is_outside_kill = self.end_evidence().is_some_and(|evidence| evidence.is_outside_kill(Instant::now()));
+        let is_part_killed = matches!(&self.failure, FailureState::Undiagnosed(EndCause::PartLost(loss)) if loss.end.is_outside_kill);
+        let is_outside_kill = is_part_killed || self.end_evidence().is_some_and(|evidence| evidence.is_outside_kill(Instant::now()));
         if is_outside_kill || self.machine.is_on_its_way_out() {
             if self.deps.traffic.crash_suspects(self.last_epoch).is_empty() {
                 return;

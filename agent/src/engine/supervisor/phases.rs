@@ -10,10 +10,9 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::engine::diagnosis::{Diagnosis, EndCause, diagnose_decision};
 use crate::engine::start_order::StartPermit;
-use crate::gpu::StartObstacle;
 
 /// Permit to start, or the obstacle.
-pub(super) type StartDecision = Result<StartPermit, StartObstacle>;
+pub(super) type StartDecision = Result<StartPermit, Diagnosis>;
 
 /// Progress of an engine towards a start.
 #[derive(Default)]
@@ -33,6 +32,8 @@ pub(super) enum PendingWork {
     KeeperUntil(Instant),
     /// The keeper is gone, so the supervisor ends the processes.
     EndingOrphans(JoinHandle<Result<usize, Vec<i32>>>),
+    /// Nothing is left here, and the parts on other nodes end.
+    AwaitingMembers(Pin<Box<dyn Future<Output = ()> + Send>>),
 }
 
 /// Knowledge of the engine's last failure, until the engine is ready again.
@@ -67,6 +68,10 @@ impl PendingWork {
                 None
             }
             // An aborted task has ended nothing.
+            Self::AwaitingMembers(quiet) => {
+                quiet.await;
+                Some(Ok(0))
+            }
             Self::EndingOrphans(task) => Some(task.await.unwrap_or_else(|_| Err(Vec::new()))),
         }
     }

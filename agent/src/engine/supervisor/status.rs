@@ -39,7 +39,8 @@ impl Supervisor {
         match self.machine.state() {
             EngineState::Waiting => {
                 let blocked_by = self.deps.spec.start_order.blocked_by(self.deps.spec.index);
-                blocked_by.unwrap_or_else(|| "about to start".to_owned())
+                let waits_for = || self.deps.spec.gang.as_ref()?.waits_for();
+                blocked_by.or_else(waits_for).unwrap_or_else(|| "about to start".to_owned())
             }
             EngineState::Quarantined | EngineState::Killing { then: AfterExit::Quarantine } => self.quarantine_reason(),
             EngineState::Stopped if self.machine.is_quarantined() => format!("the engine was asked to stop; {}", self.quarantine_reason()),

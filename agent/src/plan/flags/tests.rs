@@ -17,8 +17,10 @@ fn setup(minor: u32, profile: Profile, line: &str) -> EnginePlanSetup {
 
 /// Command line without the flags of every engine and without graphs, which have their own test.
 fn line(setup: &EnginePlanSetup, gpu: Option<&Gpu>, tp: u32, front_end: FrontEndInUse) -> String {
-    let choices =
-        choose_flags(setup, &ReplicaContext { gpu, tp, memory: MemoryPart::Alone, shortened_context: None, front_end, has_workers: false });
+    let choices = choose_flags(
+        setup,
+        &ReplicaContext { gpu, tp, stages: 1, memory: MemoryPart::Alone, shortened_context: None, front_end, has_workers: false },
+    );
     let words: Vec<&str> = choices.iter().filter(|choice| choice.flag != GRAPHS).flat_map(FlagChoice::to_arguments).collect();
     let line = words.join(" ");
     line.strip_suffix("--disable-uvicorn-access-log --enable-prompt-tokens-details --enable-request-id-headers")
@@ -33,6 +35,7 @@ fn graphs(minor: u32, profile: Profile, given: &str, gib: u64) -> Vec<u32> {
     let place = ReplicaContext {
         gpu: Some(&gpu(gib)),
         tp: 1,
+        stages: 1,
         memory: MemoryPart::Alone,
         shortened_context: None,
         front_end: PYTHON,
@@ -135,8 +138,15 @@ fn an_unknown_release_gets_only_universal_flags() {
 fn a_model_named_by_a_path_is_served_by_its_last_part_too() {
     let named = |model: &str, given: &str| {
         let setup = EnginePlanSetup { model: model.to_owned(), ..setup(32, Profile::Conservative, given) };
-        let place =
-            ReplicaContext { gpu: None, tp: 1, memory: MemoryPart::Alone, shortened_context: None, front_end: PYTHON, has_workers: false };
+        let place = ReplicaContext {
+            gpu: None,
+            tp: 1,
+            stages: 1,
+            memory: MemoryPart::Alone,
+            shortened_context: None,
+            front_end: PYTHON,
+            has_workers: false,
+        };
         let names = choose_flags(&setup, &place).into_iter().find(|choice| choice.flag == NAMES_FLAG);
         names.map(|choice| choice.to_arguments().collect::<Vec<_>>().join(" ")).unwrap_or_default()
     };
@@ -156,6 +166,7 @@ fn the_users_own_flags_come_first() {
         &ReplicaContext {
             gpu: Some(&gpu(24)),
             tp: 1,
+            stages: 1,
             memory: MemoryPart::Alone,
             shortened_context: None,
             front_end: PYTHON,
@@ -176,6 +187,7 @@ fn tensor_parallelism_and_a_shortened_context_reach_the_engine() {
     let place = ReplicaContext {
         gpu: Some(&gpu(80)),
         tp: 4,
+        stages: 1,
         memory: MemoryPart::Alone,
         shortened_context: Some(16_384),
         front_end: FrontEndInUse::Rust,
@@ -190,8 +202,15 @@ fn tensor_parallelism_and_a_shortened_context_reach_the_engine() {
 fn a_single_gpu_engine_gets_a_worker_process_for_throughput() {
     const FLAG: &str = "--distributed-executor-backend";
     let chosen = |profile, given, tp, has_workers| {
-        let place =
-            ReplicaContext { gpu: Some(&gpu(80)), tp, memory: MemoryPart::Alone, shortened_context: None, front_end: PYTHON, has_workers };
+        let place = ReplicaContext {
+            gpu: Some(&gpu(80)),
+            tp,
+            stages: 1,
+            memory: MemoryPart::Alone,
+            shortened_context: None,
+            front_end: PYTHON,
+            has_workers,
+        };
         let choices = choose_flags(&setup(24, profile, given), &place);
         choices.into_iter().find(|choice| choice.flag == FLAG).map(|choice| (choice.value, choice.origin))
     };
@@ -219,8 +238,15 @@ fn an_engine_renders_prompts_where_only_it_can_read_them() {
 
 /// The command line of an engine on a GPU.
 fn line_of(setup: &EnginePlanSetup, front_end: FrontEndInUse) -> String {
-    let place =
-        ReplicaContext { gpu: Some(&gpu(80)), tp: 1, memory: MemoryPart::Alone, shortened_context: None, front_end, has_workers: false };
+    let place = ReplicaContext {
+        gpu: Some(&gpu(80)),
+        tp: 1,
+        stages: 1,
+        memory: MemoryPart::Alone,
+        shortened_context: None,
+        front_end,
+        has_workers: false,
+    };
     choose_flags(setup, &place).iter().flat_map(FlagChoice::to_arguments).collect::<Vec<_>>().join(" ")
 }
 
@@ -228,7 +254,15 @@ fn line_of(setup: &EnginePlanSetup, front_end: FrontEndInUse) -> String {
 fn engines_send_traces_or_the_plan_says_why_not() {
     let traced = |traces, line: &str, front_end| {
         let setup = EnginePlanSetup { traces, ..setup(32, Profile::Throughput, line) };
-        let place = ReplicaContext { gpu: None, tp: 1, memory: MemoryPart::Alone, shortened_context: None, front_end, has_workers: false };
+        let place = ReplicaContext {
+            gpu: None,
+            tp: 1,
+            stages: 1,
+            memory: MemoryPart::Alone,
+            shortened_context: None,
+            front_end,
+            has_workers: false,
+        };
         choose_flags(&setup, &place).into_iter().find(|choice| choice.flag == TRACES_FLAG)
     };
     let endpoint = "http://collector:4317";

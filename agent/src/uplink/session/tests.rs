@@ -230,6 +230,7 @@ fn spec(directory: &tempfile::TempDir) -> EngineSpec {
         fallback: None,
         start_order: Arc::new(StartOrder::unordered()),
         warm_starts: None,
+        gang: None,
         may_fork: true,
         stall_timeout: Duration::from_secs(10),
         canary_interval: Duration::ZERO,

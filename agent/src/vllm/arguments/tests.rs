@@ -52,3 +52,9 @@ fn flags_override_the_engines_config_file() {
     assert_eq!(value_of(&all, "--max-num-seqs"), Some("32"));
     assert_eq!(expand_config_file(&arguments("--config missing.yaml")), arguments("--config missing.yaml"));
 }
+
+#[test]
+fn a_part_without_a_server_has_no_flags_of_one() {
+    let given = ["--api-server-count", "2", "--max-model-len", "8192", "--api_server_count=4"].map(str::to_owned);
+    assert_eq!(without_server_flags(&given), ["--max-model-len", "8192"]);
+}

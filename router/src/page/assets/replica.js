@@ -84,6 +84,7 @@ function replicaContent({ node, replica }) {
       ["Started", startWords(replica.start)],
       ["Longest context", launch?.max_model_len ? `${count(launch.max_model_len)} tokens` : ""],
       ["Runs on", replica.gpus.map((gpu) => `${gpu.name}: ${gpuWords(gpu)}`).join("; ") || replica.gpu || "CPU"],
+      ["Other nodes", replica.members.map(({ host, gpus, state }) => `${host || "?"}${gpus.length ? ` (${gpus.join(", ")})` : ""}: ${state}`).join("; ")],
     ]),
   );
   return content;

@@ -1,6 +1,6 @@
 //! Where an agent finds its routers: names that are looked up, or a file that names the router.
 //!
-//! `Uplink` resolves them repeatedly.
+//! `Uplink` resolves them repeatedly, and agents of one replica once they need a certificate.
 
 use std::fs::File;
 use std::io::Read;
@@ -31,7 +31,7 @@ pub enum RouterTarget {
 
 /// Why a router's address is unknown. The caller names the target.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum TargetError {
+pub(crate) enum TargetError {
     #[error("{0}")]
     Lookup(#[from] std::io::Error),
     #[error("the name service does not answer")]
@@ -70,7 +70,7 @@ impl RouterTarget {
     /// Addresses of the target's routers: a name with several addresses means a router at each.
     ///
     /// Loopback names are the exception, because their addresses belong to one host.
-    pub(super) async fn resolve(&self) -> Result<Vec<SocketAddr>, TargetError> {
+    pub(crate) async fn resolve(&self) -> Result<Vec<SocketAddr>, TargetError> {
         match self {
             Self::Name(name) => look_up(name).await,
             Self::File(path) => {

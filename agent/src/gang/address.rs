@@ -1,0 +1,167 @@
+//! Where the agents of one replica meet, and the network between their nodes.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use hostler_boot::ListenError;
+use hostler_boot::socket::is_trusted_user;
+use hostler_tls::write_private;
+use serde::{Deserialize, Serialize};
+use tokio::net::TcpListener;
+use tokio::time::timeout;
+
+use crate::config::AgentConfig;
+
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Largest file that is read; a head writes less than a hundred bytes.
+const MAX_FILE_BYTES: u64 = 4096;
+
+/// Setting that names where the head is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum HeadAddress {
+    /// `HOST:PORT` on which the head listens.
+    Name(String),
+    /// File on a file system of all nodes, into which the head writes its address.
+    File(PathBuf),
+}
+
+/// Content of the file.
+#[derive(Debug, Serialize, Deserialize)]
+struct HeadFile {
+    head: String,
+}
+
+impl HeadAddress {
+    /// Listens as the head.
+    ///
+    /// With a file the port is the system's choice, on loopback unless the head may be reached from
+    /// other hosts.
+    pub(crate) async fn bind(&self, beyond_host: bool) -> Result<(TcpListener, SocketAddr), ListenError> {
+        match self {
+            Self::Name(name) => hostler_boot::bind(name, "agent.head").await,
+            Self::File(_) => hostler_boot::bind(if beyond_host { "0.0.0.0:0" } else { "127.0.0.1:0" }, "agent.head_file").await,
+        }
+    }
+
+    /// Writes the head's address for the members to read.
+    pub(crate) fn publish(&self, bound: SocketAddr, host: &str, own: Option<IpAddr>) -> io::Result<()> {
+        let Self::File(path) = self else { return Ok(()) };
+        let place = match own {
+            Some(own) => own.to_string(),
+            None if bound.ip().is_loopback() => bound.ip().to_string(),
+            None => host.to_owned(),
+        };
+        let head = if place.contains(':') { format!("[{place}]:{}", bound.port()) } else { format!("{place}:{}", bound.port()) };
+        write_private(path, &serde_json::to_vec(&HeadFile { head })?).map_err(io::Error::other)
+    }
+
+    /// Removes what `publish` has written.
+    pub(crate) fn withdraw(&self) {
+        if let Self::File(path) = self {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+
+    /// Addresses of the head, as known now.
+    ///
+    /// # Errors
+    /// Why they are not known, in a sentence.
+    pub(crate) async fn find(&self) -> Result<Vec<SocketAddr>, String> {
+        let name = match self {
+            Self::Name(name) => name.clone(),
+            Self::File(path) => {
+                let path = path.clone();
+                let read = tokio::task::spawn_blocking(move || read_head(&path).map_err(|error| format!("{}: {error}", path.display())));
+                read.await.expect("reading a file does not panic")?
+            }
+        };
+        let found = timeout(LOOKUP_TIMEOUT, tokio::net::lookup_host(&name)).await;
+        let found = found.map_err(|_| format!("the name service does not answer for {name}"))?;
+        Ok(found.map_err(|error| format!("{name}: {error}"))?.collect())
+    }
+
+    /// The setting, if there is one.
+    pub(crate) fn of(config: &AgentConfig) -> Option<Self> {
+        match (config.head.as_str(), config.head_file.as_os_str().is_empty()) {
+            ("", true) => None,
+            ("", false) => Some(Self::File(config.head_file.clone())),
+            (name, _) => Some(Self::Name(name.to_owned())),
+        }
+    }
+}
+
+impl std::fmt::Display for HeadAddress {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Name(name) => formatter.write_str(name),
+            Self::File(path) => path.display().fmt(formatter),
+        }
+    }
+}
+
+fn read_head(path: &Path) -> io::Result<String> {
+    let file = File::open(path)?;
+    let found = file.metadata()?;
+    if !found.is_file() || !is_trusted_user(found.uid()) || found.mode() & 0o022 != 0 {
+        return Err(io::Error::other("others may change this file, so it is not believed: it has to be your own, with mode 600"));
+    }
+    let mut text = Vec::new();
+    file.take(MAX_FILE_BYTES).read_to_end(&mut text)?;
+    let HeadFile { head } = serde_json::from_slice(&text)?;
+    Ok(head)
+}
+
+/// Address of this host on a network interface; the first one of IPv4 if there is one.
+///
+/// # Errors
+/// When there is no such interface, with the names of those that are.
+pub(crate) fn address_of(interface: &str) -> Result<IpAddr, String> {
+    let found = if_addrs::get_if_addrs().map_err(|error| format!("the network interfaces cannot be read: {error}"))?;
+    let mut ours: Vec<IpAddr> = found.iter().filter(|one| one.name == interface).map(if_addrs::Interface::ip).collect();
+    ours.sort_by_key(IpAddr::is_ipv6);
+    ours.first().copied().ok_or_else(|| {
+        let mut names: Vec<&str> = found.iter().map(|one| one.name.as_str()).collect();
+        names.dedup();
+        format!("this host has no network interface {interface} with an address (agent.replica_interface); it has {}", names.join(", "))
+    })
+}
+
+/// Network interface with this address.
+pub(crate) fn interface_with(address: IpAddr) -> Option<String> {
+    let found = if_addrs::get_if_addrs().ok()?;
+    found.into_iter().find(|one| one.ip() == address).map(|one| one.name)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn members_find_the_head_in_its_file_until_it_withdraws() {
+        let folder = tempfile::tempdir().unwrap();
+        let address = HeadAddress::File(folder.path().join("head.json"));
+        assert!(address.find().await.unwrap_err().contains("head.json"), "the head has not begun");
+        let (_listener, bound) = address.bind(false).await.unwrap();
+        address.publish(bound, "n1", None).unwrap();
+        assert_eq!(address.find().await.unwrap(), [bound], "plain text stays on this host");
+        std::fs::set_permissions(folder.path().join("head.json"), std::fs::Permissions::from_mode(0o666)).unwrap();
+        assert!(address.find().await.unwrap_err().contains("others may change"), "anybody could have written it");
+        address.withdraw();
+        assert!(address.find().await.is_err());
+    }
+
+    #[test]
+    fn an_interface_has_an_address_and_an_address_an_interface() {
+        let loopback = address_of("lo").unwrap();
+        assert!(loopback.is_loopback());
+        assert_eq!(interface_with(loopback).as_deref(), Some("lo"));
+        assert!(address_of("none7").unwrap_err().contains("it has lo"));
+    }
+}

@@ -1,0 +1,227 @@
+//! A replica over two nodes: one agent is its head, the other a member, each with a part of the
+//! engine as a process.
+
+use std::time::Duration;
+
+use hostler_proto::agent::v1::Phase;
+use rustix::process::Signal;
+
+use crate::harness::{CHAT, Program, Scene, Seen, chat, chat_stream, kill_group, signal_group, until};
+
+/// Head and member of one replica, `n0/0`.
+struct Spread {
+    scene: Scene,
+    head: Program,
+    member: Program,
+}
+
+impl Spread {
+    async fn start(flags: &[&str]) -> Self {
+        let scene = Scene::new().await;
+        let head = part(&scene, "head", 0, flags);
+        let member = part(&scene, "member", 1, flags);
+        let spread = Self { scene, head, member };
+        spread.scene.ready(1).await;
+        spread
+    }
+
+    /// Process of the part that has this argument.
+    fn part_with(&self, argument: &str) -> u32 {
+        let of = |pid: &u32| std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let is_part =
+            |pid: &u32| of(pid).split('\0').skip(1).take(2).eq(["sim", "engine"]) && of(pid).split('\0').any(|word| word == argument);
+        let found: Vec<u32> = self.scene.place.processes().into_iter().filter(is_part).collect();
+        assert_eq!(found.len(), 1, "{argument}: {found:?}");
+        found[0]
+    }
+
+    fn near(&self) -> u32 {
+        self.part_with("--uds")
+    }
+
+    fn far(&self) -> u32 {
+        self.part_with("--headless")
+    }
+
+    async fn replica(&self) -> Seen {
+        self.scene.admin().replica("n0/0").await
+    }
+
+    /// Waits until another epoch serves than this one.
+    async fn until_served_anew(&self, epoch: u64) {
+        self.scene.until_replicas("another epoch", |replicas| replicas.iter().any(|it| it.is_ready() && it.epoch != epoch)).await;
+    }
+
+    async fn until_reason(&self, words: &str) -> Seen {
+        let seen = self.scene.until_replicas(words, |replicas| replicas.iter().any(|replica| replica.reason.contains(words))).await;
+        seen.into_iter().next().unwrap()
+    }
+
+    /// Loses a part in the middle of a stream, which goes on in the next epoch.
+    async fn goes_on_after(&self, lose: impl FnOnce(&Self), words: &str) {
+        let epoch = self.replica().await.epoch;
+        let parts = [self.near(), self.far()];
+        let mut stream = self.scene.router.edge().open(CHAT, &chat_stream(400)).await;
+        stream.events(3).await;
+        lose(self);
+        self.until_reason(words).await;
+        self.until_served_anew(epoch).await;
+        stream.finish().await.assert_whole_stream();
+        for lost in parts {
+            assert!(![self.near(), self.far()].contains(&lost), "both parts are of the new epoch");
+        }
+    }
+}
+
+fn part(scene: &Scene, name: &str, number: u32, flags: &[&str]) -> Program {
+    let (router, node, number) = (scene.router.agents.to_string(), format!("n{number}"), number.to_string());
+    let (file, run_dir) = (scene.place.path().join("head.json"), scene.place.path().join(format!("r{number}")));
+    let (file, run_dir) = (file.to_str().unwrap(), run_dir.to_str().unwrap());
+    let mut arguments = vec!["agent", "--router", &router, "--node", &node, "--engine", "simulated", "--run-dir", run_dir];
+    arguments.extend(["--nodes-per-replica", "2", "--head-file", file, "--member", &number]);
+    arguments.extend(flags);
+    if !flags.contains(&"--") {
+        arguments.push("--");
+    }
+    arguments.extend(["--sim-start-ms", "50", "--sim-step-ms", "10"]);
+    scene.place.start(name, &arguments)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_over_two_nodes_serves_and_leaves_nothing_on_either() {
+    let mut spread = Spread::start(&[]).await;
+    let edge = spread.scene.router.edge();
+    assert_eq!(edge.post(CHAT, &chat(3)).await.status, 200);
+    spread.scene.until_replicas("its cache known exactly", |replicas| replicas.iter().all(|replica| replica.cache.exact)).await;
+    let mut stream = edge.open(CHAT, &chat_stream(50)).await;
+    stream.events(2).await;
+    spread.head.signal(Signal::TERM);
+    stream.finish().await.assert_whole_stream();
+    assert!(spread.head.ended().await.success(), "{}", spread.head.stderr());
+    assert!(spread.member.ended().await.success(), "{}", spread.member.stderr());
+    spread.scene.until_no_process_is_left().await;
+    assert!(!spread.scene.place.path().join("head.json").exists(), "nobody listens there any more");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_goes_on_whichever_part_of_its_engine_is_killed() {
+    let spread = Spread::start(&[]).await;
+    spread.goes_on_after(|spread| kill_group(spread.far()), "was killed while it served").await;
+    spread.goes_on_after(|spread| kill_group(spread.near()), "SIGKILL").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_idle_engine_that_loses_a_part_starts_anew_at_once() {
+    let spread = Spread::start(&[]).await;
+    let epoch = spread.replica().await.epoch;
+    kill_group(spread.far());
+    spread.until_served_anew(epoch).await;
+    assert_eq!(spread.scene.router.edge().post(CHAT, &chat(3)).await.status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_part_that_is_stopped_is_found_by_the_head() {
+    let spread = Spread::start(&["--stall-timeout", "1s"]).await;
+    spread.goes_on_after(|spread| signal_group(spread.far(), Signal::STOP), "is stopped").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_short_stop_of_a_part_only_makes_the_stream_wait() {
+    let spread = Spread::start(&[]).await;
+    let epoch = spread.replica().await.epoch;
+    let mut stream = spread.scene.router.edge().open(CHAT, &chat_stream(100)).await;
+    stream.events(3).await;
+    signal_group(spread.far(), Signal::STOP);
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    signal_group(spread.far(), Signal::CONT);
+    stream.finish().await.assert_whole_stream();
+    assert_eq!(spread.replica().await.epoch, epoch);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_agent_takes_both_parts_along_and_another_one_brings_them_back() {
+    let mut spread = Spread::start(&[]).await;
+    let (near, far) = (spread.near(), spread.far());
+    spread.member.signal(Signal::KILL);
+    spread.member.ended().await;
+    spread.until_reason("is gone").await;
+    until("nothing left of either part", async || {
+        let left: Vec<u32> = spread.scene.place.processes().into_iter().filter(|pid| [near, far].contains(pid)).collect();
+        if left.is_empty() { Ok(()) } else { Err(format!("{left:?}")) }
+    })
+    .await;
+    spread.until_reason("waits for member 1").await;
+    spread.member = part(&spread.scene, "member2", 1, &[]);
+    spread.scene.ready(1).await;
+
+    let far = spread.far();
+    spread.head.signal(Signal::KILL);
+    spread.head.ended().await;
+    until("nothing left of the part whose head is gone", async || {
+        if spread.scene.place.processes().contains(&far) { Err(format!("{far} lives")) } else { Ok(()) }
+    })
+    .await;
+    spread.head = part(&spread.scene, "head2", 0, &[]);
+    spread.scene.until_replicas("ready under another head", |replicas| replicas.iter().any(Seen::is_ready)).await;
+    assert_eq!(spread.scene.router.edge().post(CHAT, &chat(3)).await.status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_member_told_to_leave_takes_the_replica_along_after_its_answers() {
+    let mut spread = Spread::start(&[]).await;
+    let mut stream = spread.scene.router.edge().open(CHAT, &chat_stream(100)).await;
+    stream.events(2).await;
+    spread.member.signal(Signal::TERM);
+    stream.finish().await.assert_whole_stream();
+    assert!(spread.member.ended().await.success(), "{}", spread.member.stderr());
+    assert!(spread.head.ended().await.success(), "{}", spread.head.stderr());
+    spread.scene.until_no_process_is_left().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_with_other_arguments_are_told_the_difference() {
+    let scene = Scene::new().await;
+    let _head = part(&scene, "head", 0, &["--", "--max-model-len", "8192"]);
+    let _member = part(&scene, "member", 1, &["--", "--max-model-len", "4096"]);
+    let refused = |replica: &Seen| {
+        replica.phase == Phase::Failed && replica.reason.contains("4096 on") && replica.reason.contains("8192 on the head")
+    };
+    scene.until_replicas("the difference", |replicas| replicas.iter().any(refused)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_node_with_the_same_number_is_refused_and_gives_up() {
+    let spread = Spread::start(&[]).await;
+    let router = spread.scene.router.agents.to_string();
+    let (file, run_dir) = (spread.scene.place.path().join("head.json"), spread.scene.place.path().join("r9"));
+    let mut second = spread.scene.place.start(
+        "second",
+        &[
+            "agent",
+            "--router",
+            &router,
+            "--node",
+            "n9",
+            "--engine",
+            "simulated",
+            "--run-dir",
+            run_dir.to_str().unwrap(),
+            "--nodes-per-replica",
+            "2",
+            "--head-file",
+            file.to_str().unwrap(),
+            "--member",
+            "1",
+            "--attach-timeout",
+            "1s",
+            "--",
+            "--sim-start-ms",
+            "50",
+            "--sim-step-ms",
+            "10",
+        ],
+    );
+    assert_eq!(second.ended().await.code(), Some(3), "{}", second.stderr());
+    assert!(second.stderr().contains("give each node a number of its own"), "{}", second.stderr());
+    assert!(spread.replica().await.is_ready());
+}
