@@ -240,6 +240,7 @@ impl Agent {
     /// # Errors
     /// Same as `prepare`.
     pub async fn prepare_with(config: AgentConfig, simulated: &Path) -> Result<Self, AgentError> {
+        let config = gang::settle(config, current_job().as_ref(), |name| std::env::var(name).ok());
         let is_spread = GangPlace::of(&config)?.is_some();
         if RouterTarget::of(&config).is_empty() {
             return Err(AgentError::NoRouter);

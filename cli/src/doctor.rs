@@ -208,6 +208,7 @@ async fn find_obstacle(scheduler: Scheduler, cluster: &ClusterConfig, folder: &F
         size: FleetSize::Fixed(1),
         walltime: SHORT_WALLTIME,
         engine_args: Vec::new(),
+        nodes_per_replica: 1,
         asked: 0,
     };
     let program = JobProgram { program: Path::new("hostler"), config: None };

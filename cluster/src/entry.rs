@@ -20,13 +20,15 @@ const MIN_IDLE_AFTER: Duration = Duration::from_secs(60);
 
 const IDLE_AFTER: Duration = Duration::from_secs(30 * 60);
 
-/// A model and the jobs that serve it, one node each.
+/// A model and the jobs that serve it, with one replica or node each.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "EntryTable", into = "EntryTable")]
 pub struct FleetEntry {
     pub name: String,
     pub model: String,
     pub size: FleetSize,
+    /// Nodes of each job: 1, or those over which the job's only replica is spread.
+    pub nodes_per_replica: u32,
     /// Walltime of each job.
     pub walltime: Duration,
     /// Arguments for every engine, after the agent's own.
@@ -36,11 +38,11 @@ pub struct FleetEntry {
     pub asked: u64,
 }
 
-/// Number of desired nodes.
+/// Number of desired jobs. Each has as many nodes as its entry's `nodes_per_replica`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FleetSize {
     Fixed(u32),
-    /// Grows by one node while requests wait, and shrinks when nodes have had no request for
+    /// Grows by one job while requests wait, and shrinks when jobs have had no request for
     /// `idle_after`.
     Elastic {
         min: u32,
@@ -64,6 +66,8 @@ pub enum EntryError {
     TwoSizes(String),
     #[error("{name:?} has min = {min} and max = {max}: `max` is at least 1, and `min` is not more than it")]
     Range { name: String, min: u32, max: u32 },
+    #[error("{name:?} has {nodes} nodes, of which a replica takes {each}: give a multiple of {each}")]
+    Remainder { name: String, nodes: u32, each: u32 },
     #[error("{name:?} wants {nodes} nodes: an array job has {MAX_NODES} at most, so use several entries")]
     TooMany { name: String, nodes: u32 },
     #[error("{0:?} has a walltime of less than a minute: give what the queue allows, such as \"12h\"")]
@@ -84,6 +88,8 @@ struct EntryTable {
     min: Option<u32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     max: Option<u32>,
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    nodes_per_replica: u32,
     #[serde(with = "hostler_boot::duration")]
     walltime: Duration,
     #[serde(default, with = "hostler_boot::duration::optional", skip_serializing_if = "Option::is_none")]
@@ -95,8 +101,8 @@ struct EntryTable {
 }
 
 impl FleetEntry {
-    /// Most nodes that the entry can have.
-    pub(crate) fn most_nodes(&self) -> usize {
+    /// Most jobs that the entry can have.
+    pub(crate) fn most_jobs(&self) -> usize {
         let (FleetSize::Fixed(nodes) | FleetSize::Elastic { max: nodes, .. }) = self.size;
         usize::try_from(nodes).expect("a u32 fits a usize on every host with GPUs")
     }
@@ -118,17 +124,45 @@ impl FleetEntry {
         if self.walltime < MIN_WALLTIME {
             return Err(EntryError::Walltime(name()));
         }
-        let nodes = match self.size {
-            FleetSize::Fixed(nodes) => nodes,
+        let jobs = match self.size {
+            FleetSize::Fixed(jobs) => jobs,
             FleetSize::Elastic { min, max, .. } if max == 0 || min > max => return Err(EntryError::Range { name: name(), min, max }),
             FleetSize::Elastic { idle_after, .. } if idle_after < MIN_IDLE_AFTER => return Err(EntryError::IdleAfter(name())),
             FleetSize::Elastic { max, .. } => max,
         };
+        let nodes = jobs.saturating_mul(self.nodes_per_replica.max(1));
         if nodes > MAX_NODES {
             return Err(EntryError::TooMany { name: name(), nodes });
         }
         Ok(())
     }
+}
+
+impl FleetSize {
+    /// Size in jobs of this one in nodes, of which each job takes `each`.
+    ///
+    /// # Errors
+    /// When the nodes do not divide. The error has the entry's name.
+    pub fn of_nodes(self, name: &str, each: u32) -> Result<Self, EntryError> {
+        let each = each.max(1);
+        let jobs = |nodes: u32| match nodes.is_multiple_of(each) {
+            true => Ok(nodes / each),
+            false => Err(EntryError::Remainder { name: name.to_owned(), nodes, each }),
+        };
+        Ok(match self {
+            Self::Fixed(nodes) => Self::Fixed(jobs(nodes)?),
+            Self::Elastic { min, max, idle_after } => Self::Elastic { min: jobs(min)?, max: jobs(max)?, idle_after },
+        })
+    }
+}
+
+fn one() -> u32 {
+    1
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes it so")]
+fn is_one(number: &u32) -> bool {
+    *number == 1
 }
 
 impl TryFrom<EntryTable> for FleetEntry {
@@ -141,8 +175,9 @@ impl TryFrom<EntryTable> for FleetEntry {
             (None, Some(min), Some(max), idle_after) => FleetSize::Elastic { min, max, idle_after: idle_after.unwrap_or(IDLE_AFTER) },
             (None, ..) => return Err(EntryError::NoSize(table.name)),
         };
-        let EntryTable { name, model, walltime, engine_args, asked, .. } = table;
-        let entry = Self { name, model, size, walltime, engine_args, asked };
+        let EntryTable { name, model, nodes_per_replica, walltime, engine_args, asked, .. } = table;
+        let size = size.of_nodes(&name, nodes_per_replica)?;
+        let entry = Self { name, model, size, nodes_per_replica, walltime, engine_args, asked };
         entry.check()?;
         Ok(entry)
     }
@@ -154,8 +189,10 @@ impl From<FleetEntry> for EntryTable {
             FleetSize::Fixed(nodes) => (Some(nodes), None, None, None),
             FleetSize::Elastic { min, max, idle_after } => (None, Some(min), Some(max), Some(idle_after)),
         };
-        let FleetEntry { name, model, walltime, engine_args, asked, .. } = entry;
-        Self { name, model, nodes, min, max, walltime, idle_after, engine_args, asked }
+        let FleetEntry { name, model, nodes_per_replica, walltime, engine_args, asked, .. } = entry;
+        let in_nodes = |jobs: Option<u32>| jobs.map(|jobs| jobs.saturating_mul(nodes_per_replica));
+        let (nodes, min, max) = (in_nodes(nodes), in_nodes(min), in_nodes(max));
+        Self { name, model, nodes, min, max, nodes_per_replica, walltime, idle_after, engine_args, asked }
     }
 }
 

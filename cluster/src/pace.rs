@@ -19,7 +19,7 @@ const SPARE_JOBS: usize = 4;
 fn most_within_window(entry: &FleetEntry) -> usize {
     let half_walltimes = 2 * WINDOW.as_secs() / entry.walltime.as_secs().max(1);
     let per_node = usize::try_from(half_walltimes).unwrap_or(usize::MAX).max(2);
-    entry.most_nodes().saturating_mul(per_node).saturating_add(SPARE_JOBS)
+    entry.most_jobs().saturating_mul(per_node).saturating_add(SPARE_JOBS)
 }
 
 /// Submissions of the last quarter of an hour, oldest first.
@@ -67,7 +67,15 @@ mod tests {
 
     fn entry(nodes: u32, minutes: u64) -> FleetEntry {
         let (size, walltime) = (FleetSize::Fixed(nodes), Duration::from_secs(60 * minutes));
-        FleetEntry { name: "chat".to_owned(), model: "org/model".to_owned(), size, walltime, engine_args: Vec::new(), asked: 0 }
+        FleetEntry {
+            name: "chat".to_owned(),
+            model: "org/model".to_owned(),
+            size,
+            walltime,
+            engine_args: Vec::new(),
+            nodes_per_replica: 1,
+            asked: 0,
+        }
     }
 
     fn at(seconds: u64) -> SystemTime {

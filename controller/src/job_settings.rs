@@ -49,6 +49,7 @@ mod tests {
             size: FleetSize::Fixed(1),
             walltime: Duration::from_secs(3600),
             engine_args: engine_args.iter().map(|argument| (*argument).to_owned()).collect(),
+            nodes_per_replica: 1,
             asked: 0,
         };
         let settings = |args: &[&str], queue: &str| JobSettings {

@@ -455,7 +455,15 @@ fn retire(folder: &FleetFolder, endpoint: &Endpoint) {
 
 /// Stand-in for an entry that is no longer desired but may have jobs left.
 fn removed_entry(name: String) -> FleetEntry {
-    FleetEntry { name, model: String::new(), size: FleetSize::Fixed(0), walltime: Duration::ZERO, engine_args: Vec::new(), asked: 0 }
+    FleetEntry {
+        name,
+        model: String::new(),
+        size: FleetSize::Fixed(0),
+        walltime: Duration::ZERO,
+        engine_args: Vec::new(),
+        nodes_per_replica: 1,
+        asked: 0,
+    }
 }
 
 fn is_removed(entry: &FleetEntry) -> bool {

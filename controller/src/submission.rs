@@ -58,6 +58,7 @@ pub fn build_submission(
     Submission {
         name: folder.job_name(&entry.name),
         parts,
+        hosts: entry.nodes_per_replica,
         walltime: entry.walltime,
         account: config.account.clone(),
         queue: config.queue.clone(),
@@ -85,6 +86,7 @@ pub fn build_controller_submission(
     Submission {
         name: folder.controller_job_name(),
         parts: 1,
+        hosts: 1,
         walltime: config.controller_walltime,
         account: config.account.clone(),
         queue: String::new(),
@@ -111,6 +113,9 @@ fn command_line(entry: &FleetEntry, folder: &FleetFolder, agent: &JobProgram<'_>
         ("--model", Some(entry.model.clone())),
     ];
     words.extend(options.into_iter().filter_map(|(name, value)| Some([name.to_owned(), value?])).flatten());
+    if entry.nodes_per_replica > 1 {
+        words.extend(["--nodes-per-replica".to_owned(), entry.nodes_per_replica.to_string()]);
+    }
     if !entry.engine_args.is_empty() {
         words.push("--".to_owned());
         words.extend_from_slice(&entry.engine_args);

@@ -37,7 +37,7 @@ pub struct SchedulerIdentity {
     pub name: Option<String>,
 }
 
-/// A job of one host, or an array of such jobs, to submit.
+/// A job, or an array of jobs, to submit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Submission {
     /// Name of the job: letters, digits, `-`, `_` and `.`, with a letter first. Jobs are found
@@ -45,6 +45,9 @@ pub struct Submission {
     pub name: String,
     /// Number of parts: 1 is a plain job, more are an array with the indices 1 to `parts`.
     pub parts: u32,
+    /// Hosts of each part, which it has for itself if there are several. The program runs once on each,
+    /// and learns its number from the scheduler's own variable.
+    pub hosts: u32,
     /// How long a part may run, in whole seconds; a fraction is rounded up.
     pub walltime: Duration,
     /// Account that is charged; empty for the default.

@@ -53,7 +53,10 @@ pub(crate) fn render(submission: &Submission) -> RenderedSubmission {
     // A job that was preempted or whose host died is run again under its id.
     arguments.extend(["-r", "y", "-j", "oe", "-o"].map(str::to_owned));
     arguments.push(format!("{}/", submission.log_dir.display().to_string().trim_end_matches('/')));
-    if !submission.resources.is_empty() {
+    if submission.hosts > 1 {
+        arguments.extend(["-l".into(), format!("select={}", chunks(submission.hosts, &submission.resources))]);
+        arguments.extend(["-l".into(), "place=scatter:excl".into()]);
+    } else if !submission.resources.is_empty() {
         arguments.extend(["-l".into(), format!("select={}", submission.resources)]);
     }
     arguments.extend(["-l".into(), format!("walltime={}", format_walltime(submission.walltime))]);
@@ -66,12 +69,34 @@ pub(crate) fn render(submission: &Submission) -> RenderedSubmission {
         arguments.extend(["-W".to_owned(), format!("depend=afterany:{job}")]);
     }
     arguments.extend_from_slice(&submission.options);
-    let script = shell::login_script(&submission.setup, &format!("exec {}", shell::quote(&submission.program)));
+    let mut setup = submission.setup.clone();
+    if submission.hosts > 1 {
+        setup.push(start_on_other_hosts(submission.hosts));
+    }
+    let script = shell::login_script(&setup, &format!("exec {}", shell::quote(&submission.program)));
     let digest: String = Sha256::digest(&script).iter().take(DIGEST_BYTES).map(|byte| format!("{byte:02x}")).collect();
     let file = submission.script_dir.join(format!("{digest}.sh"));
     arguments.extend(["--", "/bin/bash", "-l"].map(str::to_owned));
     arguments.push(file.display().to_string());
     RenderedSubmission { program: "qsub", arguments, script, script_file: Some(file) }
+}
+
+/// So many chunks of these resources, which say one: `1:ncpus=16` or `ncpus=16`.
+fn chunks(hosts: u32, resources: &str) -> String {
+    match resources.split_once(':') {
+        _ if resources.is_empty() => hosts.to_string(),
+        Some((count, rest)) if count.bytes().all(|byte| byte.is_ascii_digit()) => format!("{hosts}:{rest}"),
+        _ if resources.bytes().all(|byte| byte.is_ascii_digit()) => hosts.to_string(),
+        _ => format!("{hosts}:{resources}"),
+    }
+}
+
+/// Lines that run this script on the job's other hosts too, where it has an argument.
+///
+/// The job's script runs on its first host alone. `pbsdsh` starts a task with a bare environment.
+fn start_on_other_hosts(hosts: u32) -> String {
+    let others: Vec<String> = (1..hosts).map(|host| host.to_string()).collect();
+    format!("[ -n \"$1\" ] || for host in {}; do pbsdsh -n \"$host\" -- /bin/bash -l \"$0\" \"$host\" & done", others.join(" "))
 }
 
 /// The chunk that a submission selects; `None` for the server's default.

@@ -29,7 +29,11 @@ pub(crate) fn render(submission: &Submission) -> RenderedSubmission {
     }
     // A job that was preempted or whose host died is run again under its id, and its output is
     // kept.
-    arguments.extend(["--nodes=1", "--ntasks=1", "--requeue", "--open-mode=append", EXPORTED].map(str::to_owned));
+    arguments.extend(match submission.hosts {
+        0 | 1 => vec!["--nodes=1".to_owned(), "--ntasks=1".to_owned()],
+        hosts => vec![format!("--nodes={hosts}"), "--ntasks-per-node=1".to_owned(), "--exclusive".to_owned()],
+    });
+    arguments.extend(["--requeue", "--open-mode=append", EXPORTED].map(str::to_owned));
     arguments.push(format!("--time={}", format_walltime(submission.walltime)));
     let lead = submission.drain_lead.as_secs().min(MAX_SIGNAL_LEAD);
     if lead > 0 {

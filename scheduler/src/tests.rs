@@ -7,6 +7,7 @@ use super::*;
 /// A plain job without any optional part.
 pub(crate) fn plain() -> Submission {
     Submission {
+        hosts: 1,
         name: "hostler-chat".into(),
         parts: 1,
         walltime: Duration::from_secs(7200),

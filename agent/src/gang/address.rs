@@ -1,9 +1,9 @@
 //! Where the agents of one replica meet, and the network between their nodes.
 
-use std::fs::File;
+use std::fs::{DirBuilder, File};
 use std::io::{self, Read};
 use std::net::{IpAddr, SocketAddr};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -57,6 +57,9 @@ impl HeadAddress {
             None => host.to_owned(),
         };
         let head = if place.contains(':') { format!("[{place}]:{}", bound.port()) } else { format!("{place}:{}", bound.port()) };
+        if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+            DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        }
         write_private(path, &serde_json::to_vec(&HeadFile { head })?).map_err(io::Error::other)
     }
 

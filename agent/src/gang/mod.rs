@@ -19,9 +19,13 @@ use self::address::HeadAddress;
 pub(crate) use self::head::{Gang, GangSettings, MemberOutput};
 pub(crate) use self::roster::{FarActivity, Loss, MemberView};
 use crate::config::{AgentConfig, IfAgentDies};
+use crate::job::{self, Job};
 
 /// Most nodes of one replica.
 const MAX_NODES: u32 = 64;
+
+/// Folder of the heads' addresses, beside the file that names the router.
+const HEADS: &str = "heads";
 
 /// Place of an agent in a replica over several nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,6 +55,24 @@ pub enum GangSettingsError {
     Excluded(&'static str),
     #[error("{0}")]
     Interface(String),
+}
+
+/// The settings with what a batch job says of this node's place in a replica over several.
+///
+/// Each node of a job runs the same command line, so its number is the scheduler's, and the head's
+/// address stands in a file of the fleet's folder.
+pub(crate) fn settle(mut config: AgentConfig, job: Option<&Job>, variable: impl Fn(&str) -> Option<String>) -> AgentConfig {
+    let Some(job) = job.filter(|_| config.nodes_per_replica > 1) else { return config };
+    if config.member == 0 {
+        config.member = job::host_number(job.scheduler, variable).unwrap_or(0);
+    }
+    if config.head.is_empty()
+        && config.head_file.as_os_str().is_empty()
+        && let Some(folder) = config.router_file.parent().filter(|folder| !folder.as_os_str().is_empty())
+    {
+        config.head_file = folder.join(HEADS).join(format!("{}.json", job.id.replace('/', "_")));
+    }
+    config
 }
 
 impl GangPlace {

@@ -28,6 +28,17 @@ pub(crate) fn default_grace(scheduler: Scheduler) -> Duration {
     }
 }
 
+/// Number of this host among those of a job, from 0; `None` outside of a task that has one.
+///
+/// `srun` numbers its tasks, of which each host has one; PBS numbers the hosts.
+pub(crate) fn host_number(scheduler: Scheduler, variable: impl Fn(&str) -> Option<String>) -> Option<u32> {
+    let name = match scheduler {
+        Scheduler::Pbs => "PBS_NODENUM",
+        Scheduler::Slurm => "SLURM_PROCID",
+    };
+    variable(name)?.parse().ok()
+}
+
 /// One run of a batch job, as the environment names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Job {

@@ -29,7 +29,8 @@ pub(crate) async fn scale(args: &ScaleArgs, file: Option<&Path>) -> anyhow::Resu
     fleet.check_scheduler().await?;
     let (entry, has_changed) = fleet.folder.change_wanted(fleet.job_settings(&agent_config(file)?)?, |entries| {
         let mut entry = find_entry(entries, args.name.as_deref())?;
-        (entry.size, entry.asked) = (FleetSize::Fixed(args.nodes), milliseconds_since_1970());
+        let size = FleetSize::Fixed(args.nodes).of_nodes(&entry.name, entry.nodes_per_replica)?;
+        (entry.size, entry.asked) = (size, milliseconds_since_1970());
         entry.check()?;
         put_entry(entries, entry.clone()).map(|()| entry)
     })?;

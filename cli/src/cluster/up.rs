@@ -156,16 +156,19 @@ impl UpArgs {
         }
     }
 
-    fn entry(&self, model: &str) -> anyhow::Result<FleetEntry> {
+    fn entry(&self, model: &str, nodes_per_replica: u32) -> anyhow::Result<FleetEntry> {
         // Jobs run elsewhere, in another folder.
         let is_folder = Path::new(model).is_dir();
         let model = if is_folder { std::path::absolute(model)?.display().to_string() } else { model.to_owned() };
+        let name = self.name.clone().unwrap_or_else(|| name_of_model(&model));
+        let size = self.size().context("--nodes says how many nodes serve it, or --min and --max")?;
         let entry = FleetEntry {
-            name: self.name.clone().unwrap_or_else(|| name_of_model(&model)),
+            size: size.of_nodes(&name, nodes_per_replica)?,
+            name,
             model,
-            size: self.size().context("--nodes says how many nodes serve it, or --min and --max")?,
             walltime: self.walltime.context("--walltime says how long a job may run")?,
             engine_args: self.engine.extra.clone(),
+            nodes_per_replica,
             asked: milliseconds_since_1970(),
         };
         entry.check()?;
@@ -178,7 +181,7 @@ pub(crate) async fn up(args: &UpArgs, given: &CommandFlags<'_>, settings: &Setti
     refuse_local_flags(given)?;
     let agent: AgentConfig = settings.section("agent")?;
     ensure!(!agent.model.is_empty() || args.dry_run, "name the model to serve: `hostler up MODEL --nodes N --walltime TIME`");
-    let entry = args.entry(&agent.model)?;
+    let entry = args.entry(&agent.model, agent.nodes_per_replica.max(1))?;
     let fleet = if args.dry_run { Fleet::peek(file)? } else { Fleet::open(file)? };
     let scheduler = fleet.config.find_scheduler()?;
     fleet.config.check_one_node(scheduler)?;
@@ -201,10 +204,13 @@ pub(crate) async fn up(args: &UpArgs, given: &CommandFlags<'_>, settings: &Setti
     watch.run(WATCH_TIMEOUT).await
 }
 
+/// Flags of the agent that an entry has for its jobs.
+const TO_JOBS: [&str; 2] = ["--model", "--nodes-per-replica"];
+
 /// Rejects flags of this machine's router and agent: they do not reach jobs, and must not be lost
 /// silently.
 fn refuse_local_flags(given: &CommandFlags<'_>) -> anyhow::Result<()> {
-    let flags: Vec<String> = given.given_of(&settings::roles()).into_iter().filter(|flag| flag != "--model").collect();
+    let flags: Vec<String> = given.given_of(&settings::roles()).into_iter().filter(|flag| !TO_JOBS.contains(&flag.as_str())).collect();
     if flags.is_empty() {
         return Ok(());
     }

@@ -135,7 +135,15 @@ impl Run {
         let walltime = Duration::from_secs(climate.walltime);
         Self {
             rng: Rng::with_seed(seed),
-            entry: FleetEntry { name: "chat".to_owned(), model: "org/model".to_owned(), size, walltime, engine_args: Vec::new(), asked: 0 },
+            entry: FleetEntry {
+                name: "chat".to_owned(),
+                model: "org/model".to_owned(),
+                size,
+                walltime,
+                engine_args: Vec::new(),
+                nodes_per_replica: 1,
+                asked: 0,
+            },
             memory: Memory::default(),
             controller_starts: 0,
             scheduler: SimulatedScheduler::new(climate.clock),

@@ -17,6 +17,7 @@ pub(crate) fn entry(size: hostler_cluster::FleetSize) -> FleetEntry {
         size,
         walltime: Duration::from_secs(7200),
         engine_args: Vec::new(),
+        nodes_per_replica: 1,
         asked: 0,
     }
 }

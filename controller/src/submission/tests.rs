@@ -5,6 +5,7 @@ use super::*;
 
 fn entry(walltime: u64, engine_args: &[&str]) -> FleetEntry {
     FleetEntry {
+        nodes_per_replica: 1,
         asked: 0,
         name: "qwen3-8b".into(),
         model: "Qwen/Qwen3-8B".into(),

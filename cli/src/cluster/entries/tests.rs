@@ -10,6 +10,7 @@ fn entry(name: &str, model: &str) -> FleetEntry {
         model: model.into(),
         size: FleetSize::Fixed(1),
         walltime: Duration::from_secs(3600),
+        nodes_per_replica: 1,
         asked: 0,
         engine_args: Vec::new(),
     }

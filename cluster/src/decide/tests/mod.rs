@@ -44,6 +44,7 @@ impl Scene {
             size,
             walltime: Duration::from_secs(12 * HOUR),
             engine_args: Vec::new(),
+            nodes_per_replica: 1,
             asked: 0,
         };
         Self { entry, memory: Memory::default(), jobs: Vec::new(), demand: Demand::default(), now: 1_000_000, form: 0, skew: 0 }
