@@ -67,7 +67,7 @@ use leave::{LeaveTerms, Leaving};
 pub use metrics::AgentMetrics;
 use node::NodeState;
 use pages::{AgentPages, PagesListener};
-use plan::{HostResources, Inventory, Plan, PlanError};
+use plan::{HostResources, Inventory, NcclTransport, Plan, PlanError};
 pub use process::table::process_start;
 use router_target::RouterTarget;
 use run_dir::{RunDir, RunDirError};
@@ -262,11 +262,9 @@ impl Agent {
             );
         }
         let links = host.driver.as_ref().map(|driver| driver.links().clone()).unwrap_or_default();
-        let plan = plan::plan_inventory(
-            Inventory { engine: engine.clone(), installed, gpus: host.gpus.clone(), links, resources: HostResources::detect() },
-            config.clone(),
-        )
-        .await?;
+        let (resources, transport) = (HostResources::detect(), NcclTransport::detect());
+        let found = Inventory { engine: engine.clone(), installed, gpus: host.gpus.clone(), links, resources, transport };
+        let plan = plan::plan_inventory(found, config.clone()).await?;
         tracing::info!(plan = plan.summary(), "planned");
         for warning in &plan.warnings {
             tracing::warn!(warning, "of the plan");

@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use super::memory::MemoryBudget;
+use super::stage::ReplicaSpread;
 use crate::gpu::Gpu;
 use crate::sizes::format_gib;
 
@@ -28,6 +29,16 @@ pub enum PlanError {
          each layer by the GPUs of one node"
     )]
     DoesNotSpread { tp: u32, ranks: u32, nodes: u32 },
+    #[error(
+        "a replica over several nodes cannot be: the GPUs are MIG slices, and slices cannot exchange data as one replica must; leave \
+         --nodes-per-replica out, or use whole GPUs"
+    )]
+    SlicesOverNodes,
+    #[error(
+        "{stages} stages cannot be: the model has {layers} layers, and each stage needs one; use fewer nodes with --nodes-per-replica, or \
+         share each layer by more GPUs with --tp"
+    )]
+    TooManyStages { stages: u32, layers: u32 },
     #[error("--tp {tp} cannot be: this host has no GPU; leave --tp out to serve on the CPU")]
     NoGpus { tp: u32 },
     /// The model is a path that does not exist.
@@ -96,6 +107,8 @@ pub struct ModelDoesNotFit {
     pub(super) gpus: u32,
     /// Largest replica size that was tried.
     pub(super) tp: u32,
+    /// Division over nodes with these GPUs each, if the user requested one.
+    pub(super) spread: Option<ReplicaSpread>,
     pub(super) weight_bytes: u64,
     pub(super) format: String,
     /// Requested context.
@@ -119,6 +132,8 @@ pub enum Alternative {
         /// Memory of each GPU.
         gib: u64,
     },
+    /// The model unchanged on several such nodes.
+    Nodes { spread: ReplicaSpread, over_pcie: bool, context: u32 },
 }
 
 impl ModelDoesNotFit {
@@ -133,9 +148,15 @@ impl fmt::Display for ModelDoesNotFit {
         let memory = &self.memory;
         let what = if self.sliced { "MIG slice" } else { "GPU" };
         let plural = if self.gpus == 1 { "" } else { "s" };
-        write!(out, "the model does not fit {} {what}{plural} of {} ({}): ", self.gpus, format_gib(memory.total), self.gpu.name)?;
-        let over = if self.tp > 1 { format!(" over {} of them", self.tp) } else { String::new() };
-        write!(out, "its {} of {} weights{over} are {} on each, ", format_gib(self.weight_bytes), self.format, format_gib(memory.weights))?;
+        let nodes = self.spread.map_or(String::new(), |spread| format!("{} nodes of ", spread.nodes));
+        write!(out, "the model does not fit {nodes}{} {what}{plural} of {} ({}): ", self.gpus, format_gib(memory.total), self.gpu.name)?;
+        let over = match self.spread {
+            Some(spread) => format!(" over {} stages of {} GPUs", spread.stages, self.tp),
+            None if self.tp > 1 => format!(" over {} of them", self.tp),
+            None => String::new(),
+        };
+        let each = if self.spread.is_some() { " of the fullest stage" } else { "" };
+        write!(out, "its {} of {} weights{over} are {} on each{each}, ", format_gib(self.weight_bytes), self.format, format_gib(memory.weights))?;
         write!(out, "an engine may use {}, ", format_gib(memory.usable))?;
         write!(out, "and running takes {}", format_gib(memory.runtime + memory.activations))?;
         if memory.missing > 0 {
@@ -156,7 +177,7 @@ impl fmt::Display for ModelDoesNotFit {
         for (at, fits) in self.alternatives.iter().enumerate() {
             write!(out, "{}{fits}", if at == 0 { "" } else { ", or " })?;
         }
-        if memory.weights <= memory.usable && !self.sliced {
+        if memory.weights <= memory.usable && !self.sliced && self.spread.is_none() {
             write!(out, "; to start it all the same, give --tp {} and a --max-model-len", self.tp)?;
         }
         Ok(())
@@ -169,6 +190,16 @@ impl fmt::Display for Alternative {
             Self::Format { name, weight_bytes, tp: 1 } => write!(out, "{name} weights ({}) on one of them", format_gib(*weight_bytes)),
             Self::Format { name, weight_bytes, tp } => write!(out, "{name} weights ({}) on {tp} of them", format_gib(*weight_bytes)),
             Self::Gpus { tp, gib } => write!(out, "{tp} GPUs of {gib} GiB joined by NVLink"),
+            Self::Nodes { spread: ReplicaSpread { nodes, ranks_per_node, tp, stages }, over_pcie, context } => {
+                let shared = match (tp, over_pcie) {
+                    (1, _) => String::new(),
+                    (tp, false) => format!("TP {tp} within NVLink, "),
+                    (tp, true) => format!("TP {tp} over PCIe, "),
+                };
+                let gpus = if *ranks_per_node == 1 { "GPU" } else { "GPUs" };
+                write!(out, "--nodes-per-replica {nodes}: {nodes} nodes of {ranks_per_node} such {gpus}, {shared}{stages} stages, ")?;
+                write!(out, "a context of {context} tokens")
+            }
         }
     }
 }

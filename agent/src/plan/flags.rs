@@ -12,7 +12,7 @@ use crate::vllm::arguments::EngineArguments;
 use crate::vllm::flag::{EXECUTOR_FLAG, FlagChoice, FlagOrigin, NAMES_FLAG, SCALE_OUT_FLAG};
 use crate::vllm::parsers::{ModelParsers, REASONING_PARSER_FLAG, TOOL_PARSER_FLAG};
 use crate::vllm::releases::{
-    ASYNC_AUTO_SINCE, ASYNC_SINCE, PERFORMANCE_MODE_SINCE, QUEUE_LIMIT_SINCE, SCALE_OUT_SINCE, SHUTDOWN_TIMEOUT_SINCE,
+    ASYNC_AUTO_SINCE, ASYNC_SINCE, ASYNC_STAGES_SINCE, PERFORMANCE_MODE_SINCE, QUEUE_LIMIT_SINCE, SCALE_OUT_SINCE, SHUTDOWN_TIMEOUT_SINCE,
     STREAM_INTERVAL_SINCE,
 };
 use crate::vllm::traces::TRACES_FLAG;
@@ -69,11 +69,11 @@ pub(super) fn choose_flags(setup: &EnginePlanSetup, place: &ReplicaContext<'_>) 
         match place.memory {
             MemoryPart::Standby(standby) => {
                 add_standby_flags(&mut list, standby);
-                add_scheduling_flags(&mut list, setup);
+                add_scheduling_flags(&mut list, setup, place.stages);
             }
             MemoryPart::Alone | MemoryPart::BesideStandby(_) => {
                 add_step_flags(&mut list, setup, gpu, place.front_end);
-                add_scheduling_flags(&mut list, setup);
+                add_scheduling_flags(&mut list, setup, place.stages);
                 add_graph_flags(&mut list, setup, gpu);
                 add_executor_flag(&mut list, setup, place);
             }
@@ -200,26 +200,11 @@ fn add_step_flags(list: &mut FlagList<'_>, setup: &EnginePlanSetup, gpu: &Gpu, f
     }
 }
 
-fn add_scheduling_flags(list: &mut FlagList<'_>, setup: &EnginePlanSetup) {
-    let tuned = setup.profile != Profile::Conservative;
+fn add_scheduling_flags(list: &mut FlagList<'_>, setup: &EnginePlanSetup, stages: u32) {
     list.add("--enable-prefix-caching", "", FlagOrigin::Engine, "what was computed for a prompt serves the next one that begins alike");
     list.add("--enable-chunked-prefill", "", FlagOrigin::Engine, "long prompts are read in parts, between the tokens of others");
     list.add("--enforce-eager", "off", FlagOrigin::Engine, "CUDA graphs start the kernels of a step at once");
-    if setup.is_at_least(ASYNC_AUTO_SINCE) {
-        list.add(
-            "--async-scheduling",
-            "",
-            FlagOrigin::Engine,
-            "the next step is planned while the GPU computes this one, where the model allows it",
-        );
-    } else if setup.is_at_least(ASYNC_SINCE) && tuned && !list.given.has("--speculative-config") {
-        list.add(
-            "--async-scheduling",
-            "",
-            FlagOrigin::Hostler,
-            "the next step is planned while the GPU computes this one; this release does not do so by itself",
-        );
-    }
+    add_async_flag(list, setup, stages);
     if setup.profile == Profile::Latency && setup.is_at_least(PERFORMANCE_MODE_SINCE) {
         list.add(
             "--performance-mode",
@@ -230,6 +215,26 @@ fn add_scheduling_flags(list: &mut FlagList<'_>, setup: &EnginePlanSetup) {
     }
     if setup.is_at_least(STREAM_INTERVAL_SINCE) {
         list.add("--stream-interval", "1", FlagOrigin::Engine, "each token is sent as soon as it is there");
+    }
+}
+
+fn add_async_flag(list: &mut FlagList<'_>, setup: &EnginePlanSetup, stages: u32) {
+    if stages > 1 && setup.is_at_least(ASYNC_SINCE) && !setup.is_at_least(ASYNC_STAGES_SINCE) {
+        list.add("--async-scheduling", "off", FlagOrigin::Engine, "this release does not plan ahead for a pipeline");
+    } else if setup.is_at_least(ASYNC_AUTO_SINCE) {
+        let because = if stages > 1 {
+            "the next step is planned while the GPUs compute this one; vLLM's V1 model runner turns that off for a pipeline"
+        } else {
+            "the next step is planned while the GPU computes this one, where the model allows it"
+        };
+        list.add("--async-scheduling", "", FlagOrigin::Engine, because);
+    } else if setup.is_at_least(ASYNC_SINCE) && setup.profile != Profile::Conservative && !list.given.has("--speculative-config") {
+        list.add(
+            "--async-scheduling",
+            "",
+            FlagOrigin::Hostler,
+            "the next step is planned while the GPU computes this one; this release does not do so by itself",
+        );
     }
 }
 
@@ -247,7 +252,7 @@ fn add_graph_flags(list: &mut FlagList<'_>, setup: &EnginePlanSetup, gpu: &Gpu) 
 
 /// Adds the executor flag. With several GPUs the engine has such processes anyway.
 fn add_executor_flag(list: &mut FlagList<'_>, setup: &EnginePlanSetup, place: &ReplicaContext<'_>) {
-    if setup.profile == Profile::Throughput && place.tp == 1 && place.has_workers {
+    if setup.profile == Profile::Throughput && place.tp == 1 && place.stages == 1 && place.has_workers {
         list.add(
             EXECUTOR_FLAG,
             "mp",

@@ -9,7 +9,7 @@ use hostler_boot::program::find_program;
 
 use super::described_gpus::DescribedGpus;
 use super::host_resources::{CPUS_PER_ENGINE, SHARED_BYTES_PER_ENGINE};
-use super::{HostResources, ModelInfo, Plan, PlanError, PlanInput, front_end, hub, make_plan};
+use super::{HostResources, ModelInfo, NcclTransport, Plan, PlanError, PlanInput, front_end, hub, make_plan};
 use crate::AgentError;
 use crate::config::{AgentConfig, EngineKind};
 use crate::gpu::{Gpu, NvlinkTopology};
@@ -49,6 +49,8 @@ pub struct Inventory {
     pub links: NvlinkTopology,
     /// CPUs and shared memory for engines.
     pub resources: HostResources,
+    /// Network that NCCL would use between nodes.
+    pub transport: NcclTransport,
 }
 
 /// Reads the model's folder and plans, on its own thread, because the folder may be on a slow disk.
@@ -56,7 +58,7 @@ pub struct Inventory {
 /// # Errors
 /// When the model does not fit, or the settings ask for the impossible.
 pub async fn plan_inventory(found: Inventory, config: AgentConfig) -> Result<Plan, PlanError> {
-    let Inventory { engine, installed, gpus, links, resources: room } = found;
+    let Inventory { engine, installed, gpus, links, resources: room, transport } = found;
     let named = front_end::binary_from_environment(std::env::var_os("VLLM_RUST_FRONTEND_PATH"));
     let rust: Option<PathBuf> = named.or_else(|| installed.as_ref()?.rust_front_end.clone());
     let parsers = installed.as_ref().map_or_else(InstalledParsers::default, |installed| installed.parsers.clone());
@@ -79,6 +81,7 @@ pub async fn plan_inventory(found: Inventory, config: AgentConfig) -> Result<Pla
             gpus: &gpus,
             links: &links,
             resources: room,
+            transport: &transport,
             traces: &traces,
             parsers: &parsers,
             rust_parsers: &rust_parsers,
@@ -158,22 +161,23 @@ pub async fn preview(config: AgentConfig, supposed: PreviewRequest) -> Result<Pl
         Err(other) => return Err(other.into()),
     };
     let installed = supposed.version.map(assume_installed).or(installed);
-    let (gpus, links, room) = match supposed.described_gpus {
+    let (gpus, links, room, transport) = match supposed.described_gpus {
         Some(DescribedGpus { gpus, links }) => {
             let shared_mib = SHARED_BYTES_PER_ENGINE >> 20;
             supposes.push(format!("each engine has at least {CPUS_PER_ENGINE} CPUs, and {shared_mib} MiB of shared memory"));
-            (gpus, links, HostResources::unlimited())
+            (gpus, links, HostResources::unlimited(), NcclTransport::Unknown)
         }
         None => {
             let host = Host::discover(&engine, &config).await?;
             if let (Some(reason), EngineProgram::Vllm { .. }) = (&host.no_gpu_because, &engine) {
                 supposes.push(format!("{reason}: to plan for another host, describe its GPUs, as with --gpus 4x80 --nvlink"));
             }
-            (host.gpus, host.driver.map(|driver| driver.links().clone()).unwrap_or_default(), HostResources::detect())
+            let links = host.driver.map(|driver| driver.links().clone()).unwrap_or_default();
+            (host.gpus, links, HostResources::detect(), NcclTransport::detect())
         }
     };
     Ok(PlanPreview {
-        plan: plan_inventory(Inventory { engine, installed, gpus, links, resources: room }, config).await?,
+        plan: plan_inventory(Inventory { engine, installed, gpus, links, resources: room, transport }, config).await?,
         assumptions: supposes,
     })
 }

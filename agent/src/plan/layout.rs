@@ -39,6 +39,8 @@ pub(super) struct LayoutRequest<'a> {
     pub(super) tp: u32,
     /// Number of replicas, if the user has decided; 0 otherwise.
     pub(super) replicas: u32,
+    /// Nodes of one replica.
+    pub(super) nodes: u32,
     pub(super) setup: &'a EnginePlanSetup,
 }
 
@@ -67,8 +69,10 @@ pub struct GpuGroupLayout {
     pub is_context_shortened: bool,
     /// Whether the GPUs of a replica are not all joined by NVLink.
     pub over_pcie: bool,
-    /// Arithmetic of half as many GPUs, if that decided the number.
+    /// Arithmetic of half as many GPUs, or of one node less, if that decided the number.
     pub rejected: Option<MemoryBudget>,
+    /// Smaller number of nodes that would hold the same context.
+    pub enough_nodes: Option<u32>,
 }
 
 /// Reasons for a replica's number of GPUs.
@@ -93,7 +97,7 @@ pub struct UnusedGpu {
 }
 
 /// Whether a size of a replica fits.
-enum SizeFit {
+pub(super) enum SizeFit {
     /// The size fits with this context, which may be shorter than the model's own.
     Context { tokens: u32, shortened: bool },
     /// The size does not fit, or hardly.
@@ -165,7 +169,7 @@ fn limit_replicas(layout: &mut GpuLayout, question: &LayoutRequest<'_>) -> Resul
 /// Groups GPUs by name and size, in the order of the first of each.
 ///
 /// Slices are grouped by their size.
-fn group_gpus(gpus: &[Gpu]) -> Vec<Vec<Gpu>> {
+pub(super) fn group_gpus(gpus: &[Gpu]) -> Vec<Vec<Gpu>> {
     let mut groups: Vec<Vec<Gpu>> = Vec::new();
     for gpu in gpus {
         let alike = |group: &&mut Vec<Gpu>| {
@@ -208,21 +212,21 @@ fn plan_group(question: &LayoutRequest<'_>, group: &[Gpu]) -> Result<GpuGroupLay
 }
 
 /// Layout with one GPU per replica, or as many as were requested, without any arithmetic.
-fn plan_without_facts(question: &LayoutRequest<'_>, group: &[Gpu], why: SizeReason) -> GpuGroupLayout {
+pub(super) fn plan_without_facts(question: &LayoutRequest<'_>, group: &[Gpu], why: SizeReason) -> GpuGroupLayout {
     let tp = question.tp.max(1);
     let (replicas, over_pcie) = match partition(group, tp, Some(question.links)) {
         joined if !joined.is_empty() => (joined, false),
         _ => (partition(group, tp, None), true),
     };
     let context = question.setup.context().or_else(|| question.model.facts().map(|facts| facts.context));
-    GpuGroupLayout { replicas, tp, why, memory: None, context, is_context_shortened: false, over_pcie, rejected: None }
+    GpuGroupLayout { replicas, tp, why, memory: None, context, is_context_shortened: false, over_pcie, rejected: None, enough_nodes: None }
 }
 
 /// Search for a replica size on one kind of GPU.
-struct SizeSearch<'a> {
-    question: &'a LayoutRequest<'a>,
-    group: &'a [Gpu],
-    facts: &'a ModelFacts,
+pub(super) struct SizeSearch<'a> {
+    pub(super) question: &'a LayoutRequest<'a>,
+    pub(super) group: &'a [Gpu],
+    pub(super) facts: &'a ModelFacts,
 }
 
 impl SizeSearch<'_> {
@@ -230,11 +234,11 @@ impl SizeSearch<'_> {
         MemoryBudget::new(self.facts, &self.group[0], tp, self.question.setup)
     }
 
-    fn context(&self) -> u32 {
+    pub(super) fn context(&self) -> u32 {
         self.question.setup.context().unwrap_or(self.facts.context)
     }
 
-    fn fit(&self, memory: &MemoryBudget) -> SizeFit {
+    pub(super) fn fit(&self, memory: &MemoryBudget) -> SizeFit {
         let context = self.context();
         // Nothing is cached by token: the model only has states.
         let Some(contexts) = memory.requests_of(u64::from(context)) else {
@@ -274,13 +278,14 @@ impl SizeSearch<'_> {
                             is_context_shortened: shortened,
                             over_pcie,
                             rejected: refused,
+                            enough_nodes: None,
                         });
                     }
                     _ => {}
                 }
             }
         }
-        Err(PlanError::DoesNotFit(Box::new(self.misfit(sizes.last().copied().unwrap_or(1)))))
+        Err(self.does_not_fit(sizes.last().copied().unwrap_or(1)))
     }
 
     /// Layout that the user requested, unless the weights do not fit.
@@ -295,7 +300,7 @@ impl SizeSearch<'_> {
         }
         let memory = self.memory(tp);
         if memory.weights > memory.usable {
-            return Err(PlanError::DoesNotFit(Box::new(self.misfit(tp))));
+            return Err(self.does_not_fit(tp));
         }
         let (tokens, shortened) = match self.fit(&memory) {
             SizeFit::Context { tokens, shortened } => (tokens, shortened),
@@ -313,6 +318,7 @@ impl SizeSearch<'_> {
             is_context_shortened: shortened,
             over_pcie,
             rejected: None,
+            enough_nodes: None,
         })
     }
 
@@ -325,8 +331,11 @@ impl SizeSearch<'_> {
             .filter(|tp| is_divisible(self.facts, *tp))
     }
 
-    fn misfit(&self, tp: u32) -> ModelDoesNotFit {
-        let memory = self.memory(tp);
+    fn does_not_fit(&self, tp: u32) -> PlanError {
+        PlanError::DoesNotFit(Box::new(self.misfit(tp, self.memory(tp))))
+    }
+
+    pub(super) fn misfit(&self, tp: u32, memory: MemoryBudget) -> ModelDoesNotFit {
         ModelDoesNotFit {
             gpu: self.group[0].clone(),
             gpus: u32::try_from(self.group.len()).unwrap_or(u32::MAX),
@@ -338,6 +347,7 @@ impl SizeSearch<'_> {
             sliced: self.group[0].slice.is_some(),
             min_cache: memory.total / MIN_CACHE_DIVISOR,
             alternatives: self.would_fit(),
+            spread: None,
             memory,
         }
     }
@@ -368,7 +378,7 @@ impl SizeSearch<'_> {
 /// Whether vLLM can divide the model by this number.
 ///
 /// Query heads must divide evenly, key and value heads evenly or each to an equal number of GPUs.
-fn is_divisible(facts: &ModelFacts, tp: u32) -> bool {
+pub(super) fn is_divisible(facts: &ModelFacts, tp: u32) -> bool {
     let shape = &facts.shape;
     let shared = shape.latent.is_some() || shape.kv_heads.is_multiple_of(tp) || tp.is_multiple_of(shape.kv_heads);
     tp > 0 && shape.heads.is_multiple_of(tp) && shared
@@ -377,7 +387,7 @@ fn is_divisible(facts: &ModelFacts, tp: u32) -> bool {
 /// Disjoint sets of this many GPUs, in the order of the GPUs.
 ///
 /// If `links` are given, each set is within one NVLink domain.
-fn partition(group: &[Gpu], size: u32, links: Option<&NvlinkTopology>) -> Vec<Vec<Gpu>> {
+pub(super) fn partition(group: &[Gpu], size: u32, links: Option<&NvlinkTopology>) -> Vec<Vec<Gpu>> {
     let size = usize::try_from(size).unwrap_or(usize::MAX);
     let mut left: Vec<&Gpu> = group.iter().collect();
     let mut sets = Vec::new();

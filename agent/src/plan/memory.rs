@@ -2,9 +2,12 @@
 //!
 //! Arithmetic only; `layout` computes it for each size of a replica.
 
+use std::cmp::Reverse;
+
 use super::model::ModelFacts;
 use super::setup::{EnginePlanSetup, KvCacheFormat, StepLimits};
 use super::shape::ModelShape;
+use super::stage::{PipelineStage, ReplicaSpread};
 use crate::gpu::Gpu;
 use crate::sizes::{GIB, scaled};
 
@@ -30,7 +33,8 @@ const FEED_FORWARD_COPIES: u64 = 3;
 /// Bytes of one logit while the sampler works: 32 bits, twice.
 const LOGIT_BYTES: u64 = 8;
 
-/// Memory budget of one GPU, for one size of a replica.
+/// Memory budget of one GPU, for one size of a replica; in a pipeline, of the stage with the least
+/// room.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryBudget {
     pub total: u64,
@@ -44,7 +48,10 @@ pub struct MemoryBudget {
     pub cache: u64,
     /// Memory that is missing before anything could be cached.
     pub missing: u64,
+    /// Layers that the GPU computes, with those that share them.
+    pub stage: PipelineStage,
     tp: u64,
+    /// Shape of these layers.
     shape: ModelShape,
     format: KvCacheFormat,
     step: u32,
@@ -53,12 +60,26 @@ pub struct MemoryBudget {
 impl MemoryBudget {
     /// Computes the budget of one GPU in a replica of `tp`.
     pub(super) fn new(facts: &ModelFacts, gpu: &Gpu, tp: u32, setup: &EnginePlanSetup) -> Self {
+        Self::of_stage(facts, gpu, tp, PipelineStage::whole(facts.shape.layers), setup)
+    }
+
+    /// Computes the budget of one GPU of the stage with the least room in a replica over nodes.
+    ///
+    /// vLLM gives all stages as many blocks as the fullest one has room for.
+    pub(super) fn of_fullest_stage(facts: &ModelFacts, gpu: &Gpu, spread: ReplicaSpread, setup: &EnginePlanSetup) -> Self {
+        let stages = PipelineStage::divide(facts.shape.layers, spread.stages);
+        let budgets = stages.map(|stage| Self::of_stage(facts, gpu, spread.tp, stage, setup));
+        let room = |budget: &Self| (Reverse(budget.missing), budget.tokens_in(facts.context).unwrap_or(budget.cache));
+        budgets.min_by_key(room).unwrap_or_else(|| Self::new(facts, gpu, spread.tp, setup))
+    }
+
+    fn of_stage(facts: &ModelFacts, gpu: &Gpu, tp: u32, stage: PipelineStage, setup: &EnginePlanSetup) -> Self {
         let (total, steps) = (gpu.memory_bytes, setup.steps(Some(gpu)));
         let parts = u64::from(tp);
         let usable = scaled(total, setup.utilization());
-        let weights = facts.weight_bytes.div_ceil(parts).saturating_sub(setup.offloaded_bytes());
-        let runtime = RUNTIME_BYTES + if tp > 1 { EXCHANGE_BYTES } else { 0 };
-        let activations = activation_bytes(facts, parts, steps);
+        let weights = facts.stage_bytes(&stage).div_ceil(parts).saturating_sub(setup.offloaded_bytes());
+        let runtime = RUNTIME_BYTES + if tp > 1 || stage.of > 1 { EXCHANGE_BYTES } else { 0 };
+        let activations = activation_bytes(facts, parts, stage, steps);
         let taken = weights + runtime + activations;
         Self {
             total,
@@ -68,8 +89,9 @@ impl MemoryBudget {
             activations,
             cache: usable.saturating_sub(taken),
             missing: taken.saturating_sub(usable),
+            stage,
             tp: parts,
-            shape: facts.shape.clone(),
+            shape: stage.shape(&facts.shape),
             format: setup.cache_format(facts),
             step: steps.tokens,
         }
@@ -78,7 +100,7 @@ impl MemoryBudget {
     /// Budget of a standby beside the engine of this one, with room for one request of `context`
     /// tokens. Its usable memory is a whole number of hundredths, as vLLM's flag has it.
     pub(super) fn of_standby(&self, facts: &ModelFacts, steps: StepLimits, context: u32) -> Self {
-        let activations = activation_bytes(facts, self.tp, steps);
+        let activations = activation_bytes(facts, self.tp, self.stage, steps);
         let small = Self { activations, step: steps.tokens, missing: 0, ..self.clone() };
         let cache = small.context_bytes(u64::from(context)).max(self.total / MIN_STANDBY_CACHE_DIVISOR);
         let taken = self.weights + self.runtime + activations;
@@ -153,8 +175,9 @@ impl MemoryBudget {
     }
 }
 
-fn activation_bytes(facts: &ModelFacts, parts: u64, steps: StepLimits) -> u64 {
+fn activation_bytes(facts: &ModelFacts, parts: u64, stage: PipelineStage, steps: StepLimits) -> u64 {
     let shape = &facts.shape;
     let token = HIDDEN_COPIES * shape.hidden + FEED_FORWARD_COPIES * shape.active / parts;
-    u64::from(steps.tokens) * token * facts.format.plain_bytes + u64::from(steps.sequences) * shape.vocabulary * LOGIT_BYTES
+    let logits = if stage.is_last() { u64::from(steps.sequences) * shape.vocabulary * LOGIT_BYTES } else { 0 };
+    u64::from(steps.tokens) * token * facts.format.plain_bytes + logits
 }

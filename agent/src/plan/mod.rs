@@ -14,9 +14,11 @@ mod layout;
 mod memory;
 mod model;
 mod model_path;
+mod network;
 mod setup;
 mod shape;
 mod spread;
+mod stage;
 mod standby;
 mod text;
 mod weights;
@@ -31,10 +33,11 @@ pub use self::layout::{GpuGroupLayout, GpuLayout, SizeReason, UnusedGpu};
 pub use self::memory::MemoryBudget;
 pub use self::model::{ModelFacts, ModelInfo, WeightSizeSource};
 pub(crate) use self::model_path::check_model_path;
+pub use self::network::NcclTransport;
 use self::setup::PlannedParsers;
 pub use self::setup::{EnginePlanSetup, KvCacheFormat, StepLimits};
 pub use self::shape::ModelShape;
-pub use self::spread::ReplicaSpread;
+pub use self::stage::{PipelineStage, ReplicaSpread};
 use self::standby::MemoryPart;
 pub use self::standby::StandbyMemory;
 pub use self::weights::WeightFormat;
@@ -61,6 +64,8 @@ pub struct PlanInput<'a> {
     pub(crate) rust_parsers: &'a InstalledParsers,
     /// CPUs and shared memory for engines.
     pub resources: HostResources,
+    /// Network that NCCL would use between nodes.
+    pub transport: &'a NcclTransport,
     pub traces: &'a EngineTraces,
     /// Folder of downloaded models.
     pub downloads: &'a Path,
@@ -78,6 +83,10 @@ pub struct Plan {
     pub setup: EnginePlanSetup,
     /// Division over several nodes, if a replica has more than one.
     pub spread: Option<ReplicaSpread>,
+    /// Network interface between the nodes, if the user has named one.
+    pub interface: String,
+    /// Network that NCCL would use between the nodes.
+    pub transport: NcclTransport,
     /// Memory of the standby, if there is one on GPUs.
     pub standby: Option<StandbyMemory>,
     /// Each engine has room for a separate process around its model.
@@ -131,25 +140,7 @@ fn choose_parsers(ground: &PlanInput<'_>, config: &AgentConfig, setup: &EnginePl
 fn plan_for_model(ground: &PlanInput<'_>, config: &AgentConfig, setup: EnginePlanSetup, model: ModelInfo) -> Result<Plan, PlanError> {
     let setup = setup.for_model(&model);
     let front_end = front_end::choose(config.front_end, ground.rust_front_end, &setup, &model)?;
-    let spread = ReplicaSpread::of(config, ground.gpus.len())?;
-    let (mut layout, mut replicas) = if spread.is_some() {
-        (None, vec![ReplicaPlan { index: 0, gpus: ground.gpus.to_vec(), is_standby: false }])
-    } else if ground.gpus.is_empty() {
-        (None, plan_cpu_replicas(config, ground.engine, &setup)?)
-    } else {
-        let question = layout::LayoutRequest {
-            model: &model,
-            gpus: ground.gpus,
-            links: ground.links,
-            tp: config.tp,
-            replicas: config.replicas,
-            setup: &setup,
-        };
-        let layout = layout::plan_layout(&question)?;
-        let sets = layout.shares.iter().flat_map(|share| &share.replicas);
-        let replicas = (0..).zip(sets).map(|(index, gpus)| ReplicaPlan { index, gpus: gpus.clone(), is_standby: false }).collect();
-        (Some(layout), replicas)
-    };
+    let (spread, mut layout, mut replicas) = lay_out(ground, config, &setup, &model)?;
     let has_workers = ground.resources.allows_workers(replicas.len());
     let mut standby = None;
     let needs_standby = config.standby && replicas.len() == 1;
@@ -160,13 +151,35 @@ fn plan_for_model(ground: &PlanInput<'_>, config: &AgentConfig, setup: EnginePla
         replicas.push(ReplicaPlan { index: 1, gpus: replicas[0].gpus.clone(), is_standby: true });
     }
     let name = config.model.clone();
-    let mut plan = Plan { name, replicas, model, layout, front_end, setup, spread, standby, has_workers, warnings: Vec::new() };
+    let (interface, transport) = (config.replica_interface.clone(), ground.transport.clone());
+    let warnings = Vec::new();
+    let mut plan = Plan { name, replicas, model, layout, front_end, setup, spread, interface, transport, standby, has_workers, warnings };
     plan.warnings = text::warnings(&plan);
     if config.standby && !needs_standby {
         let standing_in = "no standby is started: the replicas of this node stand in for each other";
         plan.warnings.push(standing_in.to_owned());
     }
     Ok(plan)
+}
+
+type LaidOut = (Option<ReplicaSpread>, Option<GpuLayout>, Vec<ReplicaPlan>);
+
+fn lay_out(ground: &PlanInput<'_>, config: &AgentConfig, setup: &EnginePlanSetup, model: &ModelInfo) -> Result<LaidOut, PlanError> {
+    let (nodes, tp) = (config.nodes_per_replica, config.tp);
+    if ground.gpus.is_empty() {
+        return match nodes {
+            0 | 1 => Ok((None, None, plan_cpu_replicas(config, ground.engine, setup)?)),
+            _ => Ok((Some(spread::divide(nodes, 1, tp.max(1))?), None, vec![ReplicaPlan { index: 0, gpus: Vec::new(), is_standby: false }])),
+        };
+    }
+    let question = layout::LayoutRequest { model, gpus: ground.gpus, links: ground.links, tp, replicas: config.replicas, nodes, setup };
+    let (spread, layout) = match nodes {
+        0 | 1 => (None, layout::plan_layout(&question).map_err(|error| spread::with_proposal(error, &question))?),
+        _ => spread::plan_spread(&question).map(|(spread, layout)| (Some(spread), layout))?,
+    };
+    let sets = layout.shares.iter().flat_map(|share| &share.replicas);
+    let replicas = (0..).zip(sets).map(|(index, gpus)| ReplicaPlan { index, gpus: gpus.clone(), is_standby: false }).collect();
+    Ok((spread, Some(layout), replicas))
 }
 
 fn plan_cpu_replicas(config: &AgentConfig, engine: &EngineProgram, setup: &EnginePlanSetup) -> Result<Vec<ReplicaPlan>, PlanError> {

@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::shape::ModelShape;
-use super::weights::{self, WeightFormat};
+use super::stage::PipelineStage;
+use super::weights::{self, ParameterCounts, WeightFormat};
 use crate::prompt_files;
 use crate::sizes::scaled;
 use crate::vllm::arguments::value_of;
@@ -50,6 +51,8 @@ pub struct ModelFacts {
     pub shape: ModelShape,
     /// Longest context that the model was made for.
     pub context: u32,
+    /// Parameters by their shapes.
+    pub(super) counts: ParameterCounts,
 }
 
 /// Source of the weights' size.
@@ -67,6 +70,20 @@ impl ModelFacts {
     pub fn is_generative(&self) -> bool {
         let ends = ["ForCausalLM", "ForConditionalGeneration", "LMHeadModel"];
         self.architecture.is_empty() || ends.iter().any(|end| self.architecture.ends_with(end))
+    }
+
+    /// Memory of the weights of a stage, over all GPUs that share its layers.
+    ///
+    /// The first stage has the token embeddings and the last one the output head. Where both are one
+    /// table, vLLM loads it at both ends.
+    pub(super) fn stage_bytes(&self, stage: &PipelineStage) -> u64 {
+        if stage.of <= 1 {
+            return self.weight_bytes;
+        }
+        let tables = if self.counts.is_tied { 1 } else { 2 };
+        let table = self.counts.table().saturating_mul(self.format.plain_bytes).min(self.weight_bytes / tables);
+        let layers = self.counts.layer_bytes(self.weight_bytes - table * tables, stage, self.shape.layers);
+        layers + table * (u64::from(stage.is_first()) + u64::from(stage.is_last()))
     }
 
     /// Reads a model's folder, or its place in the cache of downloaded ones.
@@ -126,6 +143,7 @@ impl ModelFacts {
             format,
             context: text.context(),
             shape,
+            counts: by_shape,
         })
     }
 }

@@ -44,6 +44,7 @@ fn planned_in(case: &Case<'_>, room: HostResources) -> Result<Plan, PlanError> {
         gpus: &gpus,
         links: &links,
         resources: room,
+        transport: &NcclTransport::Unknown,
         traces: &EngineTraces::Unasked,
         downloads: Path::new("/nonexistent"),
     };
@@ -69,6 +70,7 @@ fn only_models_of_code_templates_have_their_engines_render_prompts() {
             gpus: &[],
             links: &NvlinkTopology::default(),
             resources: HostResources::unlimited(),
+            transport: &NcclTransport::Unknown,
             traces: &EngineTraces::Unasked,
             downloads: Path::new("/nonexistent"),
         };
@@ -103,6 +105,61 @@ fn the_plan_shows_a_context_that_does_not_fit() {
 fn the_plan_shows_a_stateful_model_on_an_old_release() {
     let case = Case { model: "qwen3-next-80b", gpus: "4x80", nvlink: 4, minor: 11, config: config(Profile::Conservative, "") };
     insta::assert_snapshot!(planned(&case).unwrap().page());
+}
+
+fn over_nodes(model: &'static str, gpus: &'static str, nodes_per_replica: u32) -> Plan {
+    let config = AgentConfig { nodes_per_replica, front_end: FrontEnd::Python, ..config(Profile::Throughput, "") };
+    planned(&Case { model, gpus, nvlink: 8, minor: 33, config }).unwrap()
+}
+
+/// Page without the flags that every plan has.
+fn page_without_flags(plan: &Plan) -> String {
+    let is_of_nodes = |line: &&str| !line.starts_with("  ") || ["-parallel-size", "--async", "-len"].iter().any(|part| line.contains(part));
+    let page = plan.page();
+    page.lines().filter(|line| line.starts_with("           ") || is_of_nodes(line)).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn the_plan_shows_a_replica_over_nodes_and_why() {
+    let plan = over_nodes("llama-3.1-70b", "4x40", 2);
+    insta::assert_snapshot!(page_without_flags(&plan));
+    insta::assert_snapshot!(plan.summary());
+    insta::assert_snapshot!(serde_json::to_string_pretty(&plan.json()["layout"]).unwrap());
+    insta::assert_snapshot!(page_without_flags(&over_nodes("llama-3.1-405b", "4x80", 4)));
+    insta::assert_snapshot!(page_without_flags(&over_nodes("deepseek-v3", "8x80", 2)));
+}
+
+#[test]
+fn the_plan_warns_of_more_nodes_than_a_model_needs() {
+    insta::assert_snapshot!(over_nodes("llama-3.1-70b", "8x80", 3).warnings.join("\n"));
+}
+
+#[test]
+fn the_plan_says_which_network_the_nodes_use() {
+    let config = AgentConfig { nodes_per_replica: 2, tp: 8, replica_interface: "hsn0".to_owned(), ..config(Profile::Throughput, "") };
+    let case = Case { model: "llama-3.1-70b", gpus: "4x40", nvlink: 4, minor: 33, config };
+    let plan = Plan { transport: NcclTransport::Sockets("none is here".to_owned()), ..planned(&case).unwrap() };
+    let says = |plan: &Plan, words: &[&str]| {
+        let said = format!("{}\n{}", plan.page(), text::warnings(plan).join("\n"));
+        assert!(words.iter().all(|word| said.contains(word)), "{said}");
+    };
+    says(&plan, &["hsn0, as agent.replica_interface says", "plain sockets between the nodes (none is here)", "runs code as you"]);
+    says(&plan, &["--tp 8 is more than the GPUs of a node", "which share layers over the network"]);
+    let fast = Plan { transport: NcclTransport::Fast("it has mlx5_0".to_owned()), ..plan };
+    says(&fast, &["NCCL finds more than plain sockets on this host: it has mlx5_0"]);
+    assert!(!text::warnings(&fast).iter().any(|warning| warning.contains("plain sockets")));
+}
+
+#[test]
+fn one_node_has_the_plan_that_it_had_without_the_setting() {
+    for (model, gpus, nvlink) in [("llama-3.1-8b", "2x80,1x24", 0), ("llama-3.1-70b", "8x80", 8), ("gemma-2b", "", 0)] {
+        let page = |nodes_per_replica| {
+            let config = AgentConfig { nodes_per_replica, ..config(Profile::Throughput, "") };
+            planned(&Case { model, gpus, nvlink, minor: 33, config }).unwrap().page()
+        };
+        assert_eq!(page(0), page(1));
+        assert!(!page(1).contains("node"), "{}", page(1));
+    }
 }
 
 #[test]
@@ -147,6 +204,7 @@ fn the_simulated_engine_has_two_replicas_or_one_per_gpu() {
             gpus: &gpus,
             links: &NvlinkTopology::default(),
             resources: HostResources::unlimited(),
+            transport: &NcclTransport::Unknown,
             traces: &EngineTraces::Unasked,
             downloads: Path::new("/nonexistent"),
         };

@@ -1,6 +1,7 @@
 //! A plan in words: a page for people, a paragraph for the log, and warnings.
 
 pub(super) mod json;
+mod nodes;
 
 use super::Plan;
 use super::layout::{GpuGroupLayout, GpuLayout, SizeReason};
@@ -38,6 +39,7 @@ pub(super) fn page(plan: &Plan) -> String {
     section("model", model(plan));
     section("GPUs", gpus(plan));
     section("layout", layout(plan));
+    section("network", nodes::network(plan));
     section("KV cache", cache(plan));
     section("standby", standby(plan).into_iter().collect());
     section("front-end", vec![format!("{}: {}", front_end(plan.front_end.in_use), plan.front_end.because)]);
@@ -121,7 +123,9 @@ fn shapes(facts: &ModelFacts) -> String {
 
 fn gpus(plan: &Plan) -> Vec<String> {
     let Some(layout) = &plan.layout else { return vec!["none: the engines run on the CPU".to_owned()] };
-    let mut lines: Vec<String> = layout.shares.iter().map(|share| describe_gpus(share.replicas.iter().flatten().collect())).collect();
+    let nodes = plan.spread.map_or(String::new(), |spread| format!("{} nodes of ", spread.nodes));
+    let describe = |share: &GpuGroupLayout| format!("{nodes}{}", describe_gpus(share.replicas.iter().flatten().collect()));
+    let mut lines: Vec<String> = layout.shares.iter().map(describe).collect();
     lines.extend(
         layout.spare.iter().map(|spare| format!("{} {} stays unused: {}", device_noun(&spare.gpu), spare.gpu.index, spare.because)),
     );
@@ -140,6 +144,9 @@ fn device_noun(gpu: &Gpu) -> &'static str {
 
 /// Use of the GPUs, and the reasons.
 fn layout(plan: &Plan) -> Vec<String> {
+    if let Some(spread) = plan.spread {
+        return nodes::layout(plan, spread);
+    }
     let Some(layout) = &plan.layout else {
         return vec![format!("{} on the CPU", count(plan.in_service().count(), "replica"))];
     };
@@ -147,7 +154,7 @@ fn layout(plan: &Plan) -> Vec<String> {
     for share in &layout.shares {
         lines.push(headline(share));
         lines.extend(share.rejected.as_ref().map(|memory| explain_rejected_size(share, memory)));
-        lines.extend(share.memory.as_ref().map(parts));
+        lines.extend(share.memory.as_ref().map(|memory| format!("each GPU: {}", describe_parts(memory))));
     }
     lines
 }
@@ -178,6 +185,10 @@ fn headline(share: &GpuGroupLayout) -> String {
 fn explain_rejected_size(share: &GpuGroupLayout, memory: &MemoryBudget) -> String {
     let fewer = count(share.tp as usize / 2, "GPU");
     let verb = if share.tp == 2 { "is" } else { "are" };
+    explain_too_few(&format!("{fewer} {verb} too few"), memory, share.context.unwrap_or(0))
+}
+
+fn explain_too_few(what: &str, memory: &MemoryBudget, context: u32) -> String {
     let taken = format!(
         "weights {} + running {} of {}",
         format_gib(memory.weights),
@@ -185,20 +196,21 @@ fn explain_rejected_size(share: &GpuGroupLayout, memory: &MemoryBudget) -> Strin
         format_gib(memory.usable)
     );
     if memory.missing > 0 {
-        return format!("{fewer} {verb} too few: {taken} that may be used, {} are missing", format_gib(memory.missing));
+        return format!("{what}: {taken} that may be used, {} are missing", format_gib(memory.missing));
     }
-    let context = u64::from(share.context.unwrap_or(0));
+    let (tokens, context) = (memory.tokens_in(context).unwrap_or(0), u64::from(context));
+    let small = if tokens >= context { ", less than a tenth of the memory" } else { "" };
     format!(
-        "{fewer} {verb} too few: {taken} that may be used leave {} for the cache, {} tokens; a context has {}",
+        "{what}: {taken} that may be used leave {} for the cache, {} tokens{small}; a context has {}",
         format_gib(memory.cache),
-        thousands(memory.tokens_in(share.context.unwrap_or(0)).unwrap_or(0)),
+        thousands(tokens),
         thousands(context)
     )
 }
 
-fn parts(memory: &MemoryBudget) -> String {
+fn describe_parts(memory: &MemoryBudget) -> String {
     format!(
-        "each GPU: {} of {} may be used: weights {}, CUDA and its graphs {}, one step {}, KV cache {}",
+        "{} of {} may be used: weights {}, CUDA and its graphs {}, one step {}, KV cache {}",
         format_gib(memory.usable),
         format_gib(memory.total),
         format_gib(memory.weights),
@@ -271,7 +283,7 @@ fn flags(plan: &Plan) -> Vec<String> {
 
 /// Warnings to read before the plan runs.
 pub(super) fn warnings(plan: &Plan) -> Vec<String> {
-    let mut warnings = Vec::new();
+    let mut warnings = nodes::warnings(plan);
     for share in plan.layout.iter().flat_map(|layout: &GpuLayout| &layout.shares) {
         warnings.extend(warnings_of(plan, share));
     }

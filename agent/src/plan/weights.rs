@@ -6,6 +6,7 @@
 use serde_json::Value;
 
 use super::shape::ModelShape;
+use super::stage::PipelineStage;
 use crate::sizes::scaled;
 use crate::vllm::arguments::value_of;
 
@@ -21,11 +22,34 @@ pub(super) struct ParameterCounts {
     pub(super) attention: u64,
     /// Feed-forward parts of all layers, all experts included.
     pub(super) feed_forward: u64,
+    /// Whether the output head is the table of token embeddings.
+    pub(super) is_tied: bool,
+    /// First layers of a model with experts that have none.
+    pub(super) dense_layers: u32,
+    /// Parameters of these layers.
+    pub(super) dense: u64,
 }
 
 impl ParameterCounts {
     pub(super) fn total(self) -> u64 {
         self.embeddings + self.attention + self.feed_forward
+    }
+
+    /// Parameters of the token embeddings, and of the output head.
+    pub(super) fn table(self) -> u64 {
+        if self.is_tied { self.embeddings } else { self.embeddings / 2 }
+    }
+
+    /// Part of `bytes`, which all layers take, that the layers of a stage take.
+    pub(super) fn layer_bytes(self, bytes: u64, stage: &PipelineStage, layers: u32) -> u64 {
+        let all = u128::from(self.attention) + u128::from(self.feed_forward);
+        let dense = u128::from(self.dense).min(all);
+        let in_dense = stage.layers_among_first(self.dense_layers);
+        let share = |parameters: u128, part: u32, of: u32| parameters * u128::from(part) / u128::from(of.max(1));
+        let in_stage = share(dense, in_dense, self.dense_layers)
+            + share(all - dense, stage.layers - in_dense, layers.saturating_sub(self.dense_layers));
+        let part = u128::from(bytes).saturating_mul(in_stage).div_ceil(all.max(1));
+        u64::try_from(part).unwrap_or(u64::MAX)
     }
 }
 
@@ -153,22 +177,26 @@ pub(super) fn count_parameters(config: &Value, shape: &ModelShape) -> ParameterC
     let tied = config.get("tie_word_embeddings").and_then(Value::as_bool).unwrap_or_else(gemma);
     let layers = u64::from(shape.layers);
     let experts = number(&["num_local_experts", "n_routed_experts", "num_experts"]).unwrap_or(0);
+    let attention = count_attention(config, shape);
     // Gate, up and down. Old models have no gate; their result is half too large, on the safe side.
     let gated = |width: u64| 3 * shape.hidden * width;
+    let dense_layers = number(&["first_k_dense_replace"]).filter(|_| experts > 0).unwrap_or(0).min(layers);
     let feed_forward = if experts == 0 {
         layers * gated(shape.intermediate)
     } else {
         let width = number(&["moe_intermediate_size"]).unwrap_or(shape.intermediate);
         let shared = number(&["shared_expert_intermediate_size"]).or_else(|| Some(number(&["n_shared_experts"])? * width)).unwrap_or(0);
         let every = number(&["decoder_sparse_step", "moe_layer_freq"]).unwrap_or(1).max(1);
-        let dense_first = number(&["first_k_dense_replace"]).unwrap_or(0).min(layers);
-        let sparse = (layers - dense_first) / every;
+        let sparse = (layers - dense_layers) / every;
         sparse * (experts * gated(width) + gated(shared) + shape.hidden * experts) + (layers - sparse) * gated(shape.intermediate)
     };
     ParameterCounts {
         embeddings: shape.vocabulary * shape.hidden * if tied { 1 } else { 2 },
-        attention: layers * count_attention(config, shape),
+        attention: layers * attention,
         feed_forward,
+        is_tied: tied,
+        dense_layers: u32::try_from(dense_layers).unwrap_or(u32::MAX),
+        dense: dense_layers * (attention + gated(shape.intermediate)),
     }
 }
 

@@ -17,6 +17,10 @@ pub(crate) const ASYNC_SINCE: VllmVersion = VllmVersion::new(0, 12);
 /// Since this release the engine itself decides about asynchronous scheduling.
 pub(crate) const ASYNC_AUTO_SINCE: VllmVersion = VllmVersion::new(0, 14);
 
+/// First release that plans ahead for a pipeline (vllm#32359); earlier ones do not start if asked
+/// to. In 0.32 the V1 model runner turns it off by itself (vllm#45014), and the V2 one does not.
+pub(crate) const ASYNC_STAGES_SINCE: VllmVersion = VllmVersion::new(0, 15);
+
 /// First release with `--stream-interval`.
 pub(crate) const STREAM_INTERVAL_SINCE: VllmVersion = VllmVersion::new(0, 12);
 

@@ -31,6 +31,35 @@ fn line(setup: &EnginePlanSetup, gpu: Option<&Gpu>, tp: u32, front_end: FrontEnd
 
 const GRAPHS: &str = "--cudagraph-capture-sizes";
 
+#[test]
+fn a_release_plans_ahead_for_a_pipeline_only_where_it_can() {
+    let asynchronous = |minor, stages| {
+        let place = ReplicaContext {
+            gpu: Some(&gpu(80)),
+            tp: 4,
+            stages,
+            memory: MemoryPart::Alone,
+            shortened_context: None,
+            front_end: PYTHON,
+            has_workers: false,
+        };
+        let choices = choose_flags(&setup(minor, Profile::Throughput, ""), &place);
+        choices.iter().find(|choice| choice.flag == "--async-scheduling").map(|choice| (choice.value.clone(), choice.origin))
+    };
+    for (minor, stages, expected) in [
+        (11, 2, None),
+        (12, 1, Some(("", FlagOrigin::Hostler))),
+        // These releases do not start with both.
+        (12, 2, Some(("off", FlagOrigin::Engine))),
+        (14, 2, Some(("off", FlagOrigin::Engine))),
+        (15, 2, Some(("", FlagOrigin::Engine))),
+        (33, 1, Some(("", FlagOrigin::Engine))),
+    ] {
+        let expected = expected.map(|(value, origin)| (value.to_owned(), origin));
+        assert_eq!(asynchronous(minor, stages), expected, "0.{minor}, {stages} stages");
+    }
+}
+
 fn graphs(minor: u32, profile: Profile, given: &str, gib: u64) -> Vec<u32> {
     let place = ReplicaContext {
         gpu: Some(&gpu(gib)),

@@ -10,6 +10,7 @@ pub(in super::super) fn fixture(name: &str, arguments: &[&str]) -> ModelFacts {
         "gemma-2b" => include_str!("../fixtures/gemma-2b.json"),
         "llama-3.1-8b" => include_str!("../fixtures/llama-3.1-8b.json"),
         "llama-3.1-70b" => include_str!("../fixtures/llama-3.1-70b.json"),
+        "llama-3.1-405b" => include_str!("../fixtures/llama-3.1-405b.json"),
         "qwen2.5-32b" => include_str!("../fixtures/qwen2.5-32b.json"),
         "qwen2.5-32b-awq" => include_str!("../fixtures/qwen2.5-32b-awq.json"),
         "mixtral-8x7b" => include_str!("../fixtures/mixtral-8x7b.json"),
@@ -30,6 +31,7 @@ fn parameter_counts_from_shapes_match_known_models() {
         ("gemma-2b", 2_506),
         ("llama-3.1-8b", 8_030),
         ("llama-3.1-70b", 70_554),
+        ("llama-3.1-405b", 405_853),
         ("qwen2.5-32b", 32_764),
         ("mixtral-8x7b", 46_703),
         ("deepseek-v3", 671_026),
@@ -42,6 +44,24 @@ fn parameter_counts_from_shapes_match_known_models() {
         let apart = counted.abs_diff(millions) * 100;
         assert!(apart <= 2 * millions, "{name}: {counted} million counted, {millions} known");
     }
+}
+
+#[test]
+fn stages_have_each_weight_once_and_a_tied_table_at_both_ends() {
+    let stages = |name: &str, of| {
+        let facts = fixture(name, &[]);
+        PipelineStage::divide(facts.shape.layers, of).map(|stage| facts.stage_bytes(&stage)).collect::<Vec<_>>()
+    };
+    for (name, of) in [("llama-3.1-405b", 4), ("deepseek-v3", 3), ("gemma-3-27b", 2), ("gpt-oss-20b", 5)] {
+        let facts = fixture(name, &[]);
+        let twice = if facts.counts.is_tied { facts.counts.table() * facts.format.plain_bytes } else { 0 };
+        let sum: u64 = stages(name, of).iter().sum();
+        assert!(sum.abs_diff(facts.weight_bytes + twice) <= u64::from(of), "{name}: {sum}");
+        assert_eq!(stages(name, 1), [facts.weight_bytes], "{name}");
+    }
+    // The first three layers of DeepSeek have no experts.
+    let bytes = stages("deepseek-v3", 2);
+    assert!(bytes[0] < bytes[1] / 20 * 19, "31 layers, three of them dense, and 30 with experts: {bytes:?}");
 }
 
 #[test]

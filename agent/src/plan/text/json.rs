@@ -39,7 +39,7 @@ pub(in super::super) fn of(plan: &Plan) -> Value {
         .collect();
     json!({
         "model": model,
-        "layout": plan.layout.iter().flat_map(|layout| &layout.shares).map(share).collect::<Vec<_>>(),
+        "layout": plan.layout.iter().flat_map(|layout| &layout.shares).map(|share| describe_share(plan, share)).collect::<Vec<_>>(),
         "replicas": replicas,
         "standby": plan.standby.as_ref().map(standby),
         "spare": spare,
@@ -65,7 +65,7 @@ fn budget(memory: &MemoryBudget) -> Value {
     })
 }
 
-fn share(share: &GpuGroupLayout) -> Value {
+fn describe_share(plan: &Plan, share: &GpuGroupLayout) -> Value {
     let why = match share.why {
         SizeReason::Smallest => "smallest",
         SizeReason::Requested => "asked",
@@ -80,7 +80,9 @@ fn share(share: &GpuGroupLayout) -> Value {
         "gpu": gpu.name,
         "gpu_bytes": gpu.memory_bytes,
         "replicas": share.replicas.len(),
+        "nodes": plan.spread.map_or(1, |spread| spread.nodes),
         "tensor_parallel": share.tp,
+        "stages": plan.spread.map_or(1, |spread| spread.stages),
         "why": why,
         "over_pcie": share.over_pcie,
         "each_gpu": memory,

@@ -36,6 +36,7 @@ fn planned(engine: &EngineProgram, version: Option<VllmVersion>, replica: &Repli
         gpus: &replica.gpus,
         links: &NvlinkTopology::default(),
         resources: HostResources { cpus: 4, shared_bytes: 0 },
+        transport: &crate::plan::NcclTransport::Unknown,
         traces: &EngineTraces::Unasked,
         downloads: Path::new("/nonexistent"),
     };
