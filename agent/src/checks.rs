@@ -6,6 +6,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use crate::config::AgentConfig;
+pub use crate::gang::check_spread;
 use crate::gpu::Gpu;
 use crate::host::{EngineProgram, Host};
 use crate::plan::{ModelFacts, ModelInfo, check_model_path};

@@ -53,7 +53,7 @@ use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
-pub use checks::{check_model, check_run_dir, current_job_id, current_job_name, find_gpus};
+pub use checks::{check_model, check_run_dir, check_spread, current_job_id, current_job_name, find_gpus};
 pub use config::{AgentConfig, EngineKind, FrontEnd, IfAgentDies, IfEnginesFail, Profile};
 use engine::Engine;
 use gang::{GangPlace, GangSettingsError};

@@ -40,7 +40,14 @@ const GROUPS: [Group; 5] = [
             ("top", &["hostler top"]),
             ("page", &["hostler page"]),
             ("doctor", &["hostler doctor --model Qwen/Qwen3-8B"]),
-            ("plan", &["hostler plan Qwen/Qwen3-8B", "hostler plan meta-llama/Llama-3.1-70B --gpus 4x80 --nvlink   # another machine"]),
+            (
+                "plan",
+                &[
+                    "hostler plan Qwen/Qwen3-8B",
+                    "hostler plan meta-llama/Llama-3.1-70B --gpus 4x80 --nvlink   # another machine",
+                    "hostler plan meta-llama/Llama-3.1-405B --gpus 4x80 --nvlink --nodes-per-replica 4   # one replica over four such nodes",
+                ],
+            ),
             ("explain", &["hostler explain", "hostler explain 1c2f-0a3b   # an answer's x-hostler-id"]),
             ("advise", &["hostler advise"]),
         ],

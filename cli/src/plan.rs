@@ -3,10 +3,10 @@
 
 use anyhow::{Context, ensure};
 use clap::Args;
-use hostler_agent::AgentConfig;
 use hostler_agent::plan::described_gpus::parse_gpus;
 use hostler_agent::plan::{PreviewRequest, preview};
 use hostler_agent::vllm::VllmVersion;
+use hostler_agent::{AgentConfig, check_spread};
 use hostler_boot::Settings;
 
 use crate::output::say;
@@ -20,6 +20,7 @@ pub(crate) struct PlanArgs {
     pub(crate) model: Option<String>,
     /// GPUs of this host, such as `0,1`, as `hostler up --gpus` takes them; or a description of
     /// another's: `4x80` is four of 80 GiB, `2x3g.40gb` two MIG slices, and commas separate kinds.
+    /// With `--nodes-per-replica` these are the GPUs of each node.
     #[arg(long = "gpus", value_name = "LIST|COUNTxSIZE")]
     gpus: Option<String>,
     /// The GPUs of `--gpus` are joined by NVLink: all of a kind, or in groups of so many.
@@ -41,6 +42,7 @@ pub(crate) async fn plan(settings: &Settings, args: &PlanArgs) -> anyhow::Result
     if let Some(model) = &args.model {
         config.model.clone_from(model);
     }
+    check_spread(&config)?;
     let described = match &args.gpus {
         Some(list) if is_list(list) => {
             ensure!(args.nvlink.is_none(), "--nvlink describes other GPUs than this host's: --gpus 4x80 --nvlink");

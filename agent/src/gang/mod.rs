@@ -75,31 +75,43 @@ pub(crate) fn settle(mut config: AgentConfig, job: Option<&Job>, variable: impl 
     config
 }
 
+/// Whether the settings spread a replica over several nodes.
+///
+/// # Errors
+/// When they cannot, wherever the nodes are.
+pub fn check_spread(config: &AgentConfig) -> Result<bool, GangSettingsError> {
+    let (nodes, number) = (config.nodes_per_replica, config.member);
+    if nodes <= 1 {
+        return if number == 0 { Ok(false) } else { Err(GangSettingsError::MemberAlone(number)) };
+    }
+    if nodes > MAX_NODES {
+        return Err(GangSettingsError::TooManyNodes(nodes));
+    }
+    if number >= nodes {
+        return Err(GangSettingsError::NoSuchMember { number, nodes });
+    }
+    let excluded = [
+        ("--attach", !config.attach.is_empty()),
+        ("--replicas", config.replicas > 1),
+        ("--standby", config.standby),
+        ("--if-agent-dies keep", config.if_agent_dies == IfAgentDies::Keep),
+    ];
+    match excluded.into_iter().find(|(_, is_given)| *is_given) {
+        Some((what, _)) => Err(GangSettingsError::Excluded(what)),
+        None => Ok(true),
+    }
+}
+
 impl GangPlace {
     /// The place that the settings give; `None` if each replica has one node.
     ///
     /// # Errors
     /// When settings do not go together.
     pub(crate) fn of(config: &AgentConfig) -> Result<Option<Self>, GangSettingsError> {
+        if !check_spread(config)? {
+            return Ok(None);
+        }
         let (nodes, number) = (config.nodes_per_replica, config.member);
-        if nodes <= 1 {
-            return if number == 0 { Ok(None) } else { Err(GangSettingsError::MemberAlone(number)) };
-        }
-        if nodes > MAX_NODES {
-            return Err(GangSettingsError::TooManyNodes(nodes));
-        }
-        if number >= nodes {
-            return Err(GangSettingsError::NoSuchMember { number, nodes });
-        }
-        let excluded = [
-            ("--attach", !config.attach.is_empty()),
-            ("--replicas", config.replicas > 1),
-            ("--standby", config.standby),
-            ("--if-agent-dies keep", config.if_agent_dies == IfAgentDies::Keep),
-        ];
-        if let Some((what, _)) = excluded.into_iter().find(|(_, is_given)| *is_given) {
-            return Err(GangSettingsError::Excluded(what));
-        }
         if !config.replica_interface.is_empty() {
             address::address_of(&config.replica_interface).map_err(GangSettingsError::Interface)?;
         }

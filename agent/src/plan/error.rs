@@ -156,7 +156,13 @@ impl fmt::Display for ModelDoesNotFit {
             None => String::new(),
         };
         let each = if self.spread.is_some() { " of the fullest stage" } else { "" };
-        write!(out, "its {} of {} weights{over} are {} on each{each}, ", format_gib(self.weight_bytes), self.format, format_gib(memory.weights))?;
+        write!(
+            out,
+            "its {} of {} weights{over} are {} on each{each}, ",
+            format_gib(self.weight_bytes),
+            self.format,
+            format_gib(memory.weights)
+        )?;
         write!(out, "an engine may use {}, ", format_gib(memory.usable))?;
         write!(out, "and running takes {}", format_gib(memory.runtime + memory.activations))?;
         if memory.missing > 0 {

@@ -169,7 +169,9 @@ fn lay_out(ground: &PlanInput<'_>, config: &AgentConfig, setup: &EnginePlanSetup
     if ground.gpus.is_empty() {
         return match nodes {
             0 | 1 => Ok((None, None, plan_cpu_replicas(config, ground.engine, setup)?)),
-            _ => Ok((Some(spread::divide(nodes, 1, tp.max(1))?), None, vec![ReplicaPlan { index: 0, gpus: Vec::new(), is_standby: false }])),
+            _ => {
+                Ok((Some(spread::divide(nodes, 1, tp.max(1))?), None, vec![ReplicaPlan { index: 0, gpus: Vec::new(), is_standby: false }]))
+            }
         };
     }
     let question = layout::LayoutRequest { model, gpus: ground.gpus, links: ground.links, tp, replicas: config.replicas, nodes, setup };

@@ -124,7 +124,7 @@ fn the_plan_shows_a_replica_over_nodes_and_why() {
     let plan = over_nodes("llama-3.1-70b", "4x40", 2);
     insta::assert_snapshot!(page_without_flags(&plan));
     insta::assert_snapshot!(plan.summary());
-    insta::assert_snapshot!(serde_json::to_string_pretty(&plan.json()["layout"]).unwrap());
+    insta::assert_snapshot!(serde_json::to_string_pretty(&plan.json()["nodes"]).unwrap());
     insta::assert_snapshot!(page_without_flags(&over_nodes("llama-3.1-405b", "4x80", 4)));
     insta::assert_snapshot!(page_without_flags(&over_nodes("deepseek-v3", "8x80", 2)));
 }

@@ -314,8 +314,9 @@ fn warnings_of(plan: &Plan, share: &GpuGroupLayout) -> Vec<String> {
     }
     let (Some(facts), Some(memory), Some(context)) = (plan.model.facts(), &share.memory, share.context) else { return warnings };
     if share.is_context_shortened {
+        let more = if plan.spread.is_some() { "nodes" } else { "GPUs" };
         warnings.push(format!(
-            "the model's context of {} tokens does not fit: engines are started with --max-model-len {context}; more GPUs per replica, or --kv-cache-dtype fp8, hold more",
+            "the model's context of {} tokens does not fit: engines are started with --max-model-len {context}; more {more} per replica, or --kv-cache-dtype fp8, hold more",
             thousands(u64::from(facts.context))
         ));
     } else if memory.requests_of(u64::from(context)) == Some(0) {

@@ -153,7 +153,8 @@ fn an_unknown_model_gets_one_gpu_for_each_replica() {
     described.gpus.iter_mut().for_each(|gpu| gpu.memory_bytes = 0);
     let model = ModelInfo::Known(Box::new(fixture("llama-3.1-70b", &[])));
     let setup = setup(&[]);
-    let question = LayoutRequest { model: &model, gpus: &described.gpus, links: &described.links, tp: 0, replicas: 0, nodes: 1, setup: &setup };
+    let question =
+        LayoutRequest { model: &model, gpus: &described.gpus, links: &described.links, tp: 0, replicas: 0, nodes: 1, setup: &setup };
     assert_eq!(plan_layout(&question).unwrap().shares[0].why, SizeReason::Unknown);
 }
 

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::super::layout::{GpuGroupLayout, SizeReason};
-use super::super::{MemoryBudget, ModelInfo, Plan, StandbyMemory};
+use super::super::{MemoryBudget, ModelInfo, NcclTransport, Plan, ReplicaSpread, StandbyMemory};
 use super::front_end;
 
 pub(in super::super) fn of(plan: &Plan) -> Value {
@@ -39,7 +39,8 @@ pub(in super::super) fn of(plan: &Plan) -> Value {
         .collect();
     json!({
         "model": model,
-        "layout": plan.layout.iter().flat_map(|layout| &layout.shares).map(|share| describe_share(plan, share)).collect::<Vec<_>>(),
+        "layout": plan.layout.iter().flat_map(|layout| &layout.shares).map(share).collect::<Vec<_>>(),
+        "nodes": plan.spread.map(|spread| nodes(plan, spread)),
         "replicas": replicas,
         "standby": plan.standby.as_ref().map(standby),
         "spare": spare,
@@ -47,6 +48,27 @@ pub(in super::super) fn of(plan: &Plan) -> Value {
         "version": plan.setup.version.map(|version| version.to_string()),
         "front_end": { "name": front_end(plan.front_end.in_use).to_lowercase(), "because": plan.front_end.because },
         "warnings": plan.warnings,
+    })
+}
+
+/// Division of a replica over several nodes.
+fn nodes(plan: &Plan, spread: ReplicaSpread) -> Value {
+    let share = plan.layout.as_ref().and_then(|layout| layout.shares.first());
+    let fullest = share.and_then(|share| share.memory.as_ref()).map(|memory| memory.stage);
+    let (transport, because) = match &plan.transport {
+        NcclTransport::Unknown => ("unknown", None),
+        NcclTransport::Sockets(because) => ("sockets", Some(because)),
+        NcclTransport::Fast(because) => ("fast", Some(because)),
+    };
+    json!({
+        "per_replica": spread.nodes,
+        "ranks_per_node": spread.ranks_per_node,
+        "tensor_parallel": spread.tp,
+        "stages": spread.stages,
+        "fullest_stage": fullest.map(|stage| json!({ "number": stage.index + 1, "layers": stage.layers })),
+        "enough": share.and_then(|share| share.enough_nodes),
+        "interface": plan.interface,
+        "nccl": { "transport": transport, "because": because },
     })
 }
 
@@ -65,7 +87,7 @@ fn budget(memory: &MemoryBudget) -> Value {
     })
 }
 
-fn describe_share(plan: &Plan, share: &GpuGroupLayout) -> Value {
+fn share(share: &GpuGroupLayout) -> Value {
     let why = match share.why {
         SizeReason::Smallest => "smallest",
         SizeReason::Requested => "asked",
@@ -80,9 +102,7 @@ fn describe_share(plan: &Plan, share: &GpuGroupLayout) -> Value {
         "gpu": gpu.name,
         "gpu_bytes": gpu.memory_bytes,
         "replicas": share.replicas.len(),
-        "nodes": plan.spread.map_or(1, |spread| spread.nodes),
         "tensor_parallel": share.tp,
-        "stages": plan.spread.map_or(1, |spread| spread.stages),
         "why": why,
         "over_pcie": share.over_pcie,
         "each_gpu": memory,
