@@ -80,7 +80,7 @@ impl MemoryBudget {
         let weights = facts.stage_bytes(&stage).div_ceil(parts).saturating_sub(setup.offloaded_bytes());
         let runtime = RUNTIME_BYTES + if tp > 1 || stage.of > 1 { EXCHANGE_BYTES } else { 0 };
         let activations = activation_bytes(facts, parts, stage, steps);
-        let taken = weights + runtime + activations;
+        let taken = activations.saturating_add(weights + runtime);
         Self {
             total,
             usable,
@@ -103,15 +103,17 @@ impl MemoryBudget {
         let activations = activation_bytes(facts, self.tp, self.stage, steps);
         let small = Self { activations, step: steps.tokens, missing: 0, ..self.clone() };
         let cache = small.context_bytes(u64::from(context)).max(self.total / MIN_STANDBY_CACHE_DIVISOR);
-        let taken = self.weights + self.runtime + activations;
-        let usable = ((taken + cache) * 100).div_ceil(self.total.max(1)) * self.total / 100;
+        let taken = activations.saturating_add(self.weights + self.runtime);
+        let hundredths = u128::from(taken.saturating_add(cache)) * 100;
+        let usable = hundredths.div_ceil(u128::from(self.total.max(1))) * u128::from(self.total) / 100;
+        let usable = u64::try_from(usable).unwrap_or(u64::MAX);
         Self { usable, cache: usable.saturating_sub(taken), ..small }
     }
 
     /// Budget that is left beside a standby.
     pub(super) fn beside(&self, standby: &Self) -> Self {
         let cache = self.cache.saturating_sub(standby.usable);
-        let missing = self.missing + standby.usable.saturating_sub(self.cache);
+        let missing = self.missing.saturating_add(standby.usable.saturating_sub(self.cache));
         Self { usable: self.usable.saturating_sub(standby.usable), cache, missing, ..self.clone() }
     }
 
@@ -121,19 +123,20 @@ impl MemoryBudget {
         let layer = self.layer_token_bytes();
         let full = u64::from(self.shape.full_layers);
         let windowed = u64::from(self.shape.windowed_layers);
+        let bytes = |layers: u64, tokens: u64| layers.saturating_mul(layer).saturating_mul(tokens);
         if !self.format.limits_windowed_layers {
-            return (full + windowed) * layer * tokens;
+            return bytes(full + windowed, tokens);
         }
         // The blocks of a window are freed once a step has passed them.
         let in_window = tokens.min(u64::from(self.shape.window) + u64::from(self.step));
-        full * layer * tokens + windowed * layer * in_window
+        bytes(full, tokens).saturating_add(bytes(windowed, in_window))
     }
 
     /// Bytes that one more token of a long request takes, over all layers of one GPU.
     #[must_use]
     pub fn token_bytes(&self) -> u64 {
         let kept = if self.format.limits_windowed_layers { 0 } else { self.shape.windowed_layers };
-        u64::from(self.shape.full_layers + kept) * self.layer_token_bytes()
+        (u64::from(self.shape.full_layers) + u64::from(kept)).saturating_mul(self.layer_token_bytes())
     }
 
     /// Bytes of one token in one layer on one GPU. If more GPUs need a key or value head than there
@@ -178,6 +181,7 @@ impl MemoryBudget {
 fn activation_bytes(facts: &ModelFacts, parts: u64, stage: PipelineStage, steps: StepLimits) -> u64 {
     let shape = &facts.shape;
     let token = HIDDEN_COPIES * shape.hidden + FEED_FORWARD_COPIES * shape.active / parts;
+    let states = u64::from(steps.tokens).saturating_mul(token).saturating_mul(facts.format.plain_bytes);
     let logits = if stage.is_last() { u64::from(steps.sequences) * shape.vocabulary * LOGIT_BYTES } else { 0 };
-    u64::from(steps.tokens) * token * facts.format.plain_bytes + logits
+    states.saturating_add(logits)
 }

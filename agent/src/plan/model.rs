@@ -15,6 +15,9 @@ use crate::prompt_files;
 use crate::sizes::scaled;
 use crate::vllm::arguments::value_of;
 
+/// Largest size of weights that is believed, a hundred times the largest models'.
+const MAX_WEIGHT_BYTES: u64 = 1 << 50;
+
 /// Knowledge of the model to be served.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ModelInfo {
@@ -124,7 +127,7 @@ impl ModelFacts {
         let text = TextConfig(nested.unwrap_or(config));
         let shape = text.shape()?;
         let format = WeightFormat::of(config, text.0, arguments);
-        let by_shape = weights::count_parameters(text.0, &shape);
+        let by_shape = weights::count_parameters(text.0, &shape)?;
         let (weight_bytes, parameters, measured) = match on_disk {
             Some((bytes, measured)) => {
                 // The bytes of an unquantized model give its number of parameters, whatever the
@@ -153,11 +156,16 @@ struct TextConfig<'a>(&'a Value);
 
 impl TextConfig<'_> {
     fn number(&self, names: &[&str]) -> Option<u64> {
-        names.iter().find_map(|name| self.0.get(*name)?.as_u64())
+        weights::find_number(self.0, names)
     }
 
     fn number_u32(&self, names: &[&str]) -> Option<u32> {
         u32::try_from(self.number(names)?).ok()
+    }
+
+    /// A number of tokens, which may be larger than others.
+    fn tokens(&self, names: &[&str]) -> Option<u32> {
+        names.iter().find_map(|name| self.0.get(*name)?.as_u64()).and_then(|tokens| u32::try_from(tokens).ok())
     }
 
     fn shape(&self) -> Option<ModelShape> {
@@ -228,11 +236,11 @@ impl TextConfig<'_> {
     /// A tokenizer's limit is ignored.
     fn context(&self) -> u32 {
         let names = ["max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length", "max_sequence_length"];
-        let made_for = self.number_u32(&names).unwrap_or(2_048);
+        let made_for = self.tokens(&names).unwrap_or(2_048);
         let scaling = self.0.get("rope_scaling").filter(|scaling| scaling.is_object()).or_else(|| self.0.get("rope_parameters"));
         let kind = scaling.and_then(|scaling| scaling.get("rope_type").or_else(|| scaling.get("type"))).and_then(Value::as_str);
         match kind {
-            Some("longrope") => self.number_u32(&["original_max_position_embeddings"]).unwrap_or(made_for),
+            Some("longrope") => self.tokens(&["original_max_position_embeddings"]).unwrap_or(made_for),
             // For Gemma 3 the number already includes the scaling.
             Some("linear" | "dynamic") if !self.0.get("model_type").and_then(Value::as_str).is_some_and(|kind| kind.contains("gemma3")) => {
                 let factor = scaling.and_then(|scaling| scaling.get("factor")?.as_f64()).unwrap_or(1.0);
@@ -249,7 +257,7 @@ fn weight_files(folder: &Path) -> Option<(u64, WeightSizeSource)> {
     for index in ["model.safetensors.index.json", "pytorch_model.bin.index.json"] {
         let text = fs::read_to_string(folder.join(index)).ok();
         let total = text.and_then(|text| serde_json::from_str::<Value>(&text).ok()?.get("metadata")?.get("total_size")?.as_u64());
-        if let Some(total) = total.filter(|total| *total > 0) {
+        if let Some(total) = total.filter(|total| (1..=MAX_WEIGHT_BYTES).contains(total)) {
             return Some((total, WeightSizeSource::Index));
         }
     }
@@ -261,10 +269,10 @@ fn weight_files(folder: &Path) -> Option<(u64, WeightSizeSource)> {
                 name.starts_with(prefix) && name.ends_with(suffix) && (!name.starts_with("consolidated") || prefix == "consolidated")
             })
         };
-        entries.iter().filter(named).filter_map(|path| Some(fs::metadata(path).ok()?.len())).sum()
+        entries.iter().filter(named).filter_map(|path| Some(fs::metadata(path).ok()?.len())).fold(0, u64::saturating_add)
     };
     let sums = [("", ".safetensors"), ("consolidated", ".safetensors"), ("pytorch_model", ".bin"), ("", ".pt")];
-    let bytes = sums.iter().map(|(prefix, suffix)| sum(prefix, suffix)).find(|bytes| *bytes > 0)?;
+    let bytes = sums.iter().map(|(prefix, suffix)| sum(prefix, suffix)).find(|bytes| (1..=MAX_WEIGHT_BYTES).contains(bytes))?;
     Some((bytes, WeightSizeSource::Files))
 }
 

@@ -14,6 +14,18 @@ use crate::vllm::arguments::value_of;
 /// for each group of 128.
 const FOUR_BIT_BITS: f64 = 4.25;
 
+/// Largest number of a `config.json` that is believed, other than a context: the largest vocabulary
+/// is a sixtieth of it. Products of five such numbers fit 128 bits.
+const MAX_NUMBER: u64 = 1 << 24;
+
+/// Most parameters of a model that is believed to be one, a hundred times the largest.
+const MAX_PARAMETERS: u64 = 1 << 48;
+
+/// First of these numbers in a `config.json`, unless it is absurd.
+pub(super) fn find_number(config: &Value, names: &[&str]) -> Option<u64> {
+    names.iter().find_map(|name| config.get(*name)?.as_u64()).filter(|number| *number <= MAX_NUMBER)
+}
+
 /// A model's parameters, by whether quantization applies to them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct ParameterCounts {
@@ -169,44 +181,47 @@ fn parse_compressed_bits(config: &Value) -> Option<f64> {
 }
 
 /// Counts parameters from shapes. Norms and biases are left out: less than one in a thousand.
-pub(super) fn count_parameters(config: &Value, shape: &ModelShape) -> ParameterCounts {
-    let number = |names: &[&str]| names.iter().find_map(|name| config.get(*name)?.as_u64());
+///
+/// `None` if no model has so many.
+pub(super) fn count_parameters(config: &Value, shape: &ModelShape) -> Option<ParameterCounts> {
+    let number = |names: &[&str]| find_number(config, names).map(u128::from);
     // Gemma's configurations do not say that their embeddings are tied. Others count as not tied,
     // on the safe side.
     let gemma = || config.get("model_type").and_then(Value::as_str).is_some_and(|kind| kind.starts_with("gemma"));
     let tied = config.get("tie_word_embeddings").and_then(Value::as_bool).unwrap_or_else(gemma);
-    let layers = u64::from(shape.layers);
+    let (layers, hidden, intermediate) = (u128::from(shape.layers), u128::from(shape.hidden), u128::from(shape.intermediate));
     let experts = number(&["num_local_experts", "n_routed_experts", "num_experts"]).unwrap_or(0);
     let attention = count_attention(config, shape);
     // Gate, up and down. Old models have no gate; their result is half too large, on the safe side.
-    let gated = |width: u64| 3 * shape.hidden * width;
+    let gated = |width: u128| 3 * hidden * width;
     let dense_layers = number(&["first_k_dense_replace"]).filter(|_| experts > 0).unwrap_or(0).min(layers);
     let feed_forward = if experts == 0 {
-        layers * gated(shape.intermediate)
+        layers * gated(intermediate)
     } else {
-        let width = number(&["moe_intermediate_size"]).unwrap_or(shape.intermediate);
+        let width = number(&["moe_intermediate_size"]).unwrap_or(intermediate);
         let shared = number(&["shared_expert_intermediate_size"]).or_else(|| Some(number(&["n_shared_experts"])? * width)).unwrap_or(0);
         let every = number(&["decoder_sparse_step", "moe_layer_freq"]).unwrap_or(1).max(1);
         let sparse = (layers - dense_layers) / every;
-        sparse * (experts * gated(width) + gated(shared) + shape.hidden * experts) + (layers - sparse) * gated(shape.intermediate)
+        sparse * (experts * gated(width) + gated(shared) + hidden * experts) + (layers - sparse) * gated(intermediate)
     };
-    ParameterCounts {
-        embeddings: shape.vocabulary * shape.hidden * if tied { 1 } else { 2 },
-        attention: layers * attention,
-        feed_forward,
+    let believed = |parameters: u128| u64::try_from(parameters).ok().filter(|parameters| *parameters <= MAX_PARAMETERS);
+    Some(ParameterCounts {
+        embeddings: believed(u128::from(shape.vocabulary) * hidden * if tied { 1 } else { 2 })?,
+        attention: believed(layers * attention)?,
+        feed_forward: believed(feed_forward)?,
         is_tied: tied,
-        dense_layers: u32::try_from(dense_layers).unwrap_or(u32::MAX),
-        dense: dense_layers * (attention + gated(shape.intermediate)),
-    }
+        dense_layers: u32::try_from(dense_layers).ok()?,
+        dense: believed(dense_layers * (attention + gated(intermediate)))?,
+    })
 }
 
 /// Attention of one layer.
 ///
 /// A layer with a state in place of attention is counted alike; its parameters are of the same
 /// order.
-fn count_attention(config: &Value, shape: &ModelShape) -> u64 {
-    let number = |name: &str| config.get(name).and_then(Value::as_u64);
-    let (heads, hidden) = (u64::from(shape.heads), shape.hidden);
+fn count_attention(config: &Value, shape: &ModelShape) -> u128 {
+    let number = |name: &str| find_number(config, &[name]).map(u128::from);
+    let (heads, hidden) = (u128::from(shape.heads), u128::from(shape.hidden));
     if let Some(rank) = number("kv_lora_rank") {
         let (nope, rope) = (number("qk_nope_head_dim").unwrap_or(128), number("qk_rope_head_dim").unwrap_or(64));
         let value = number("v_head_dim").unwrap_or(128);
@@ -216,6 +231,6 @@ fn count_attention(config: &Value, shape: &ModelShape) -> u64 {
         };
         return query + hidden * (rank + rope) + rank * heads * (nope + value) + heads * value * hidden;
     }
-    let head = u64::from(shape.head_dim);
-    2 * hidden * heads * head + 2 * hidden * u64::from(shape.kv_heads) * head
+    let head = u128::from(shape.head_dim);
+    2 * hidden * heads * head + 2 * hidden * u128::from(shape.kv_heads) * head
 }

@@ -1,8 +1,15 @@
 //! Shapes of known public models, and folders in the state that downloads leave.
 
+use proptest::prelude::*;
 use serde_json::json;
 
+use super::super::memory::MemoryBudget;
+use super::super::setup::EnginePlanSetup;
+use super::super::stage::ReplicaSpread;
 use super::*;
+use crate::config::AgentConfig;
+use crate::gpu::Gpu;
+use crate::host::EngineProgram;
 
 /// A model of the fixtures without files, so that everything is computed.
 pub(in super::super) fn fixture(name: &str, arguments: &[&str]) -> ModelFacts {
@@ -84,6 +91,34 @@ fn quantized_weights_take_fewer_bytes() {
     let awq = fixture("qwen2.5-32b-awq", &[]);
     let plain = fixture("qwen2.5-32b", &[]);
     assert_eq!(awq.parameters, plain.parameters);
+}
+
+proptest! {
+    #[test]
+    fn absurd_numbers_of_a_config_end_in_facts_or_in_none(
+        name in prop::sample::select(vec!["hidden_size", "intermediate_size", "moe_intermediate_size", "num_hidden_layers", "num_attention_heads",
+            "num_key_value_heads", "kv_lora_rank", "q_lora_rank", "v_head_dim", "n_routed_experts", "n_shared_experts", "num_experts_per_tok",
+            "first_k_dense_replace", "vocab_size", "max_position_embeddings", "sliding_window", "head_dim"]),
+        other in prop::sample::select(vec!["hidden_size", "vocab_size", "num_hidden_layers", "n_routed_experts", "moe_intermediate_size"]),
+        power in 0_u32..64,
+        other_power in 0_u32..64,
+        latent in any::<bool>(),
+    ) {
+        let text = if latent { include_str!("../fixtures/deepseek-v3.json") } else { include_str!("../fixtures/llama-3.1-70b.json") };
+        let mut config: Value = serde_json::from_str(text).unwrap();
+        config[name] = (1_u64 << power).into();
+        config[other] = (1_u64 << other_power).into();
+        let Some(facts) = ModelFacts::from_config(&config, None, &[]) else { return Ok(()) };
+        let setup = EnginePlanSetup::new(&EngineProgram::Vllm { program: "/opt/vllm".into() }, None, &AgentConfig::default());
+        let gpu = Gpu { memory_bytes: 80 << 30, ..Gpu::default() };
+        for (tp, stages) in [(1, 1), (8, 2), (1, 64)] {
+            let spread = ReplicaSpread { nodes: 1, ranks_per_node: 1, tp, stages };
+            let budget = MemoryBudget::of_fullest_stage(&facts, &gpu, spread, &setup);
+            let standby = budget.of_standby(&facts, setup.steps(Some(&gpu)), u32::MAX);
+            let left = budget.beside(&standby);
+            prop_assert!(left.max_request_tokens(u32::MAX) <= budget.max_request_tokens(u32::MAX));
+        }
+    }
 }
 
 #[test]
