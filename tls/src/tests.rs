@@ -439,3 +439,27 @@ fn a_released_name_is_free_for_another_key() {
     fleet.tokens.release_name("x3002.13").unwrap();
     assert!(fleet.tokens.release_name("../authority").is_err());
 }
+
+#[tokio::test]
+async fn nodes_of_one_fleet_trust_each_other_and_nobody_else() {
+    let (ours, theirs) = (fleet(), fleet());
+    let peer = |fleet: &Fleet, name: &str, trusts: &Fleet| {
+        let key = fleet.key(name);
+        let issued = fleet.authority.issue(name, "0011223344556677", &key.request().unwrap(), Duration::from_secs(60)).unwrap();
+        PeerTls::new(trusts.authority.certificate(), &issued.certificate, &key, Path::new("here")).unwrap()
+    };
+    let meet = async |head: PeerTls, member: PeerTls| {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let served = async { accept(listener.accept().await.unwrap().0, head.handshake(), Duration::from_secs(5)).await };
+        let (served, connected) = tokio::join!(served, member.connect(stream));
+        let name = |stream: &Stream| CertificateInfo::parse(stream.certificate().unwrap()).unwrap().node;
+        (served.map(|stream| name(&stream)).ok(), connected.map(|stream| name(&stream)).ok())
+    };
+    let both = meet(peer(&ours, "n0", &ours), peer(&ours, "n1", &ours)).await;
+    assert_eq!(both, (Some("n1".into()), Some("n0".into())));
+    let (served, _) = meet(peer(&ours, "n0", &ours), peer(&theirs, "n2", &ours)).await;
+    assert_eq!(served, None, "the member's certificate is of another fleet");
+    let (_, connected) = meet(peer(&theirs, "n3", &ours), peer(&ours, "n4", &ours)).await;
+    assert_eq!(connected, None, "the head's certificate is of another fleet");
+}

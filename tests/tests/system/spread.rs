@@ -4,9 +4,12 @@
 use std::time::Duration;
 
 use hostler_proto::agent::v1::Phase;
+use hostler_router::RouterConfig;
+use hostler_tls::{Authority, TokenScope, TokenStore, UseLimit};
 use rustix::process::Signal;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::harness::{CHAT, Program, Scene, Seen, chat, chat_stream, kill_group, signal_group, until};
+use crate::harness::{CHAT, Program, RunningRouter, Scene, Seen, Workplace, chat, chat_stream, kill_group, signal_group, soon, until};
 
 /// Head and member of one replica, `n0/0`.
 struct Spread {
@@ -176,6 +179,41 @@ async fn a_member_told_to_leave_takes_the_replica_along_after_its_answers() {
     assert!(spread.member.ended().await.success(), "{}", spread.member.stderr());
     assert!(spread.head.ended().await.success(), "{}", spread.head.stderr());
     spread.scene.until_no_process_is_left().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_of_a_fleet_show_their_certificates_to_each_other() {
+    let place = Workplace::new();
+    let fleet = place.path().join("fleet");
+    let authority = Authority::create(&fleet, "f").unwrap();
+    let scope = TokenScope::new(Duration::from_secs(600), UseLimit::Count(2));
+    let token = TokenStore::in_folder(&fleet).create(&authority, &scope, hostler_tls::now()).unwrap();
+    let file = place.path().join("token");
+    hostler_tls::write_private(&file, token.text().as_bytes()).unwrap();
+    let local = || "127.0.0.1:0".to_owned();
+    let config = RouterConfig {
+        listen: local(),
+        agents_listen: local(),
+        admin_listen: local(),
+        tls_dir: fleet,
+        cache_dir: place.path().join("caches"),
+        operators_socket: place.path().join("o.sock"),
+        ..RouterConfig::default()
+    };
+    let scene = Scene { place, router: RunningRouter::start(config).await };
+    let (file, identities) = (file.to_str().unwrap().to_owned(), scene.place.path().join("identities"));
+    let flags = ["--join-token-file", &file, "--identity-dir", identities.to_str().unwrap()];
+    let _head = part(&scene, "head", 0, &flags);
+    let _member = part(&scene, "member", 1, &flags);
+    scene.ready(1).await;
+    // Somebody else's connection is closed, and the replica does not notice.
+    let head = std::fs::read_to_string(scene.place.path().join("head.json")).unwrap();
+    let address = serde_json::from_str::<serde_json::Value>(&head).unwrap()["head"].as_str().unwrap().to_owned();
+    let mut stranger = tokio::net::TcpStream::connect(address).await.unwrap();
+    stranger.write_all(b"\0\0\0\x0a{\"Beat\": 1}").await.unwrap();
+    let mut answer = Vec::new();
+    let _ = soon("the end of a stranger's connection", stranger.read_to_end(&mut answer)).await;
+    assert!(scene.router.edge().post(CHAT, &chat(3)).await.status == 200);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
