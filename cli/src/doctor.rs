@@ -89,8 +89,9 @@ pub(crate) async fn examine_host(settings: &Settings, model: Option<&str>) -> an
         return Ok(examine_machine(&gather_machine(&router, &agent, up).await));
     }
     let mut findings = examine(&gather(&router, &agent, &cluster).await);
-    // That of a fleet of jobs is its controller's.
-    if !has_jobs(FleetFolder::find(&cluster)?.as_ref())? {
+    // That of a fleet of jobs is its controller's. A folder that cannot be read is a finding already.
+    let is_without_jobs = FleetFolder::find(&cluster).is_ok_and(|folder| has_jobs(folder.as_ref()).is_ok_and(|jobs| !jobs));
+    if is_without_jobs {
         findings.extend(find_other_routers().await.iter().map(|router| CheckResult::note("up", router.describe())));
     }
     Ok(findings)
