@@ -27,6 +27,8 @@ use crate::{Agent, AgentError, job, keeper};
 /// The head's place among its members.
 pub(crate) struct HeadSeat {
     place: GangPlace,
+    /// Address in the head's file.
+    published: String,
     gang: Arc<Gang>,
     listener: TcpListener,
 }
@@ -40,11 +42,11 @@ impl Agent {
         let interface = self.config.replica_interface.clone();
         let own = address_of(&interface).ok().filter(|_| !interface.is_empty());
         let published = place.head.publish(bound, &self.host, own);
-        published.map_err(|error| AgentError::HeadFile { file: place.head.to_string(), reason: error.to_string() })?;
+        let published = published.map_err(|error| AgentError::HeadFile { file: place.head.to_string(), reason: error.to_string() })?;
         tracing::info!(event = "head_listens", address = %bound, nodes = place.nodes, "the other nodes of the replica join here");
         let setup = self.part_setup(self.plan.replicas.first());
         let gang = Gang::new(GangSettings { nodes: place.nodes, lease: place.lease, setup, interface, access });
-        Ok(Some(HeadSeat { place, gang, listener }))
+        Ok(Some(HeadSeat { place, published, gang, listener }))
     }
 
     /// Serves the head of this replica until it lets this node go.
@@ -124,7 +126,7 @@ impl HeadSeat {
         launches.iter_mut().for_each(|(_, spec, _)| spec.gang = Some(gang.clone()));
         let served = tokio::spawn(async move {
             self.gang.serve(self.listener, end).await;
-            self.place.head.withdraw();
+            self.place.head.withdraw(&self.published);
         });
         (gang, served)
     }

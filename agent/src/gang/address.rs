@@ -1,15 +1,16 @@
 //! Where the agents of one replica meet, and the network between their nodes.
 
-use std::fs::{DirBuilder, File};
+use std::fs::{DirBuilder, OpenOptions};
 use std::io::{self, Read};
 use std::net::{IpAddr, SocketAddr};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hostler_boot::ListenError;
 use hostler_boot::socket::is_trusted_user;
 use hostler_tls::write_private;
+use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 use tokio::net::TcpListener;
 use tokio::time::timeout;
@@ -49,8 +50,10 @@ impl HeadAddress {
     }
 
     /// Writes the head's address for the members to read.
-    pub(crate) fn publish(&self, bound: SocketAddr, host: &str, own: Option<IpAddr>) -> io::Result<()> {
-        let Self::File(path) = self else { return Ok(()) };
+    ///
+    /// Returns what was written, for `withdraw`.
+    pub(crate) fn publish(&self, bound: SocketAddr, host: &str, own: Option<IpAddr>) -> io::Result<String> {
+        let Self::File(path) = self else { return Ok(String::new()) };
         let place = match own {
             Some(own) => own.to_string(),
             None if bound.ip().is_loopback() => bound.ip().to_string(),
@@ -60,12 +63,15 @@ impl HeadAddress {
         if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
             DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
         }
-        write_private(path, &serde_json::to_vec(&HeadFile { head })?).map_err(io::Error::other)
+        write_private(path, &serde_json::to_vec(&HeadFile { head: head.clone() })?).map_err(io::Error::other)?;
+        Ok(head)
     }
 
-    /// Removes what `publish` has written.
-    pub(crate) fn withdraw(&self) {
-        if let Self::File(path) = self {
+    /// Removes what `publish` has written, unless another head has written since.
+    pub(crate) fn withdraw(&self, published: &str) {
+        if let Self::File(path) = self
+            && read_head(path).is_ok_and(|head| head == published)
+        {
             let _ = std::fs::remove_file(path);
         }
     }
@@ -108,9 +114,14 @@ impl std::fmt::Display for HeadAddress {
 }
 
 fn read_head(path: &Path) -> io::Result<String> {
-    let file = File::open(path)?;
+    // Opening a pipe would wait for its writer.
+    let nonblocking = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or(0);
+    let file = OpenOptions::new().read(true).custom_flags(nonblocking).open(path)?;
     let found = file.metadata()?;
-    if !found.is_file() || !is_trusted_user(found.uid()) || found.mode() & 0o022 != 0 {
+    if !found.is_file() {
+        return Err(io::Error::other("no plain file"));
+    }
+    if !is_trusted_user(found.uid()) || found.mode() & 0o022 != 0 {
         return Err(io::Error::other("others may change this file, so it is not believed: it has to be your own, with mode 600"));
     }
     let mut text = Vec::new();
@@ -152,12 +163,17 @@ mod tests {
         let address = HeadAddress::File(folder.path().join("head.json"));
         assert!(address.find().await.unwrap_err().contains("head.json"), "the head has not begun");
         let (_listener, bound) = address.bind(false).await.unwrap();
-        address.publish(bound, "n1", None).unwrap();
+        let published = address.publish(bound, "n1", None).unwrap();
         assert_eq!(address.find().await.unwrap(), [bound], "plain text stays on this host");
         std::fs::set_permissions(folder.path().join("head.json"), std::fs::Permissions::from_mode(0o666)).unwrap();
         assert!(address.find().await.unwrap_err().contains("others may change"), "anybody could have written it");
-        address.withdraw();
+        std::fs::set_permissions(folder.path().join("head.json"), std::fs::Permissions::from_mode(0o600)).unwrap();
+        address.withdraw("127.0.0.1:1");
+        assert_eq!(address.find().await.unwrap(), [bound], "another head has written since");
+        address.withdraw(&published);
         assert!(address.find().await.is_err());
+        rustix::fs::mknodat(rustix::fs::CWD, folder.path().join("head.json"), rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        assert!(address.find().await.unwrap_err().contains("no plain file"), "a pipe is not waited for");
     }
 
     #[test]

@@ -3,16 +3,16 @@
 //!
 //! `roster` decides; this file carries messages and the time to it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener as StdListener};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use hostler_tls::{CertificateInfo, Stream};
 use parking_lot::Mutex;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -20,7 +20,7 @@ use tokio_util::task::TaskTracker;
 use super::address::{address_of, interface_with};
 use super::roster::{FarActivity, Loss, MemberView, Order, Readiness, Roster};
 use super::setup::PartSetup;
-use super::wire::{HeadMessage, Hello, MemberMessage, MessageReader, MessageWriter, split};
+use super::wire::{HeadMessage, Hello, MemberMessage, MessageReader, MessageWriter, bounded, split};
 use crate::join::PeerAccess;
 use crate::vllm::MeetingPoint;
 
@@ -239,7 +239,7 @@ impl Gang {
 
     /// Serves members until `end`, then tells them that the replica has ended.
     pub(crate) async fn serve(self: Arc<Self>, listener: TcpListener, end: CancellationToken) {
-        let (connections, unknown) = (TaskTracker::new(), Arc::new(Semaphore::new(MAX_UNKNOWN_CONNECTIONS)));
+        let (connections, mut unknown) = (TaskTracker::new(), UnknownConnections::default());
         let mut beats = interval(BEAT_INTERVAL);
         beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut last_beat = Instant::now();
@@ -260,11 +260,11 @@ impl Gang {
                 }
                 stream = hostler_boot::accept(&listener) => stream,
             };
-            let Ok(permit) = unknown.clone().try_acquire_owned() else { continue };
-            let (gang, end) = (self.clone(), end.clone());
+            let (gang, end, place) = (self.clone(), end.clone(), unknown.admit());
             connections.spawn(async move {
-                let Ok(Some((peer, hello))) = timeout(HELLO_TIMEOUT, gang.greet(stream)).await else { return };
-                drop(permit);
+                let greeted = timeout(HELLO_TIMEOUT, place.run_until_cancelled(gang.greet(stream))).await;
+                let Ok(Some(Some((peer, hello)))) = greeted else { return };
+                drop(place);
                 gang.serve_member(peer, hello, end).await;
             });
         }
@@ -288,7 +288,7 @@ impl Gang {
         let is_plain = matches!(stream, Stream::Plain(_));
         let (mut reader, writer) = split(stream);
         let hello = match reader.next().await {
-            Ok(Some(MemberMessage::Hello(hello))) => hello,
+            Ok(Some(MemberMessage::Hello(hello))) => hello.bounded(),
             Ok(_) | Err(_) => return None,
         };
         if !is_plain && certified.as_ref() != Some(&hello.node) {
@@ -362,6 +362,7 @@ impl Gang {
                     Vec::new()
                 }
                 MemberMessage::Ended { epoch, end } => {
+                    let end = end.bounded();
                     tracing::warn!(event = "part_ended", number, host, cause = end.cause, "a part of the engine has ended");
                     members.roster.ended(number, link, epoch, end);
                     Vec::new()
@@ -373,13 +374,33 @@ impl Gang {
                     Vec::new()
                 }
                 MemberMessage::Leaving(reason) => {
-                    self.leaving.send_replace(Some(format!("{host}: {reason}")));
+                    self.leaving.send_replace(Some(format!("{host}: {}", bounded(&reason))));
                     Vec::new()
                 }
                 MemberMessage::Hello(_) | MemberMessage::Beat(_) => Vec::new(),
             };
             members.deliver(orders);
         });
+    }
+}
+
+/// Connections that have not said whose they are, oldest first. One too many ends the oldest: a
+/// member speaks at once.
+#[derive(Default)]
+struct UnknownConnections(VecDeque<Weak<CancellationToken>>);
+
+impl UnknownConnections {
+    /// A place for one more, kept until it is dropped; the token ends it before.
+    fn admit(&mut self) -> Arc<CancellationToken> {
+        self.0.retain(|place| place.strong_count() > 0);
+        if self.0.len() >= MAX_UNKNOWN_CONNECTIONS
+            && let Some(oldest) = self.0.pop_front().and_then(|place| place.upgrade())
+        {
+            oldest.cancel();
+        }
+        let place = Arc::new(CancellationToken::new());
+        self.0.push_back(Arc::downgrade(&place));
+        place
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::setup::PartSetup;
-use super::wire::{HeadMessage, Hello, PROTOCOL, PartActivity, PartEnd};
+use super::wire::{HeadMessage, Hello, PROTOCOL, PartActivity, PartEnd, bounded};
 
 /// A member that has said nothing for so long is not heard any more; it says something each second.
 pub(crate) const SILENT_AFTER: Duration = Duration::from_secs(3);
@@ -136,9 +136,10 @@ impl Roster {
     pub(crate) fn join(&mut self, hello: Hello, now: Instant) -> Result<(u64, Vec<HeadMessage>), String> {
         if hello.protocol != PROTOCOL || hello.version != env!("CARGO_PKG_VERSION") {
             return Err(format!(
-                "the agent on {} is hostler {}, and the head's is {}: all nodes of a replica need the same program",
+                "the agent on {} is hostler {} (protocol {}), and the head's is {} ({PROTOCOL}): all nodes of a replica need the same program",
                 hello.host,
                 hello.version,
+                hello.protocol,
                 env!("CARGO_PKG_VERSION")
             ));
         }
@@ -215,7 +216,7 @@ impl Roster {
         let Some(member) = self.member_of(number, link).filter(|_| is_current) else { return };
         let host = member.host();
         let refusal = refusal.map(|reason| format!("{host}: {reason}")).or_else(|| ours.difference(setup, &host));
-        member.stage = refusal.map_or(MemberStage::Ready, MemberStage::Refused);
+        member.stage = refusal.map_or(MemberStage::Ready, |reason| MemberStage::Refused(bounded(&reason)));
     }
 
     /// Whether the epoch may start.

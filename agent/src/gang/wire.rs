@@ -19,6 +19,12 @@ pub(crate) const PROTOCOL: u32 = 1;
 /// Longest frame, in bytes. A setup with all its arguments has some kilobytes.
 const MAX_FRAME_BYTES: usize = 256 * 1024;
 
+/// Most characters of a text that is logged or shown.
+const MAX_TEXT: usize = 500;
+
+/// Most GPUs of a node that are named.
+const MAX_GPUS: usize = 64;
+
 /// Most of an engine's output in one message, in bytes.
 pub(crate) const MAX_OUTPUT_BYTES: usize = 64 * 1024;
 
@@ -109,6 +115,26 @@ pub(crate) enum HeadMessage {
     Beat,
     /// The replica has ended for good.
     Leave(String),
+}
+
+impl Hello {
+    /// The same with texts that fit a log.
+    pub(crate) fn bounded(self) -> Self {
+        let gpus = self.gpus.iter().take(MAX_GPUS).map(|name| bounded(name)).collect();
+        Self { version: bounded(&self.version), node: bounded(&self.node), host: bounded(&self.host), gpus, ..self }
+    }
+}
+
+impl PartEnd {
+    /// The same with texts that fit a log.
+    pub(crate) fn bounded(self) -> Self {
+        Self { kind: bounded(&self.kind), cause: bounded(&self.cause), remedy: bounded(&self.remedy), ..self }
+    }
+}
+
+/// A text of another node in one line of a log: cut, and without control characters.
+pub(crate) fn bounded(text: &str) -> String {
+    text.chars().take(MAX_TEXT).map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
 }
 
 /// The end of a connection that reads.

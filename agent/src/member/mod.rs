@@ -85,6 +85,8 @@ pub(crate) struct Member {
     dial_at: Instant,
     backoff: Backoff,
     attachments: Arc<Attachments>,
+    /// Why the head was not reached, as the log says it already.
+    last_failure: String,
     /// When the head was last heard.
     heard: Instant,
     /// When the part that is being killed should be gone.
@@ -110,6 +112,7 @@ impl Member {
             dial_at: now,
             backoff: Backoff::default(),
             attachments: Arc::new(Attachments::to_head()),
+            last_failure: String::new(),
             heard: now,
             killed_by: None,
             leaving: None,
@@ -219,6 +222,14 @@ impl Member {
                 self.dial_at = Instant::now() + self.backoff.next_delay();
                 let address = self.link.as_ref().map_or_else(|| ([0, 0, 0, 0], 0).into(), |link| link.head);
                 self.attachments.record_failure(address, failure.reason());
+                if self.last_failure != failure.reason() {
+                    failure.reason().clone_into(&mut self.last_failure);
+                    tracing::warn!(
+                        event = "head_unreachable",
+                        reason = failure.reason(),
+                        "the head of the replica is not reached; trying on"
+                    );
+                }
                 if let (DialFailure::NobodyThere(reason), None) = (&failure, &self.link) {
                     self.end_part(&format!("the head's agent is gone ({reason}), and its part of the engine with it"));
                 }
@@ -233,12 +244,16 @@ impl Member {
             self.dial_at = Instant::now() + self.backoff.next_delay();
             return;
         };
-        self.heard = Instant::now();
+        // A refusal is no sign that the head still has this member.
+        if !matches!(message, HeadMessage::Refused(_)) {
+            self.heard = Instant::now();
+        }
         match message {
             HeadMessage::Welcome { lease_ms } => {
                 self.parts.place.lease = Duration::from_millis(lease_ms);
                 self.backoff = Backoff::default();
                 self.attached = Some(self.attachments.record_attached());
+                self.last_failure.clear();
                 tracing::info!(event = "head_joined", number = self.parts.place.number, "the head of the replica has taken this node in");
                 if let Some((reason, _)) = &self.leaving {
                     self.tell(MemberMessage::Leaving(reason.clone()));
@@ -250,6 +265,7 @@ impl Member {
                     self.attachments.record_refusal(link.head, &reason);
                 }
                 tracing::error!(event = "head_refused", reason, "the head of the replica does not take this node in");
+                self.end_part("the head does not take this node in any more");
                 self.dial_at = Instant::now() + REDIAL_AFTER;
             }
             HeadMessage::Prepare { epoch } => self.prepare(epoch),

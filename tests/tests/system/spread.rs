@@ -77,8 +77,13 @@ impl Spread {
 }
 
 fn part(scene: &Scene, name: &str, number: u32, flags: &[&str]) -> Program {
-    let (router, node, number) = (scene.router.agents.to_string(), format!("n{number}"), number.to_string());
-    let (file, run_dir) = (scene.place.path().join("head.json"), scene.place.path().join(format!("r{number}")));
+    part_in(scene, name, number, &format!("r{number}"), flags)
+}
+
+/// A part whose run directory is `r7`, say, and its node `n7`.
+fn part_in(scene: &Scene, name: &str, number: u32, place: &str, flags: &[&str]) -> Program {
+    let (router, node, number) = (scene.router.agents.to_string(), place.replace('r', "n"), number.to_string());
+    let (file, run_dir) = (scene.place.path().join("head.json"), scene.place.path().join(place));
     let (file, run_dir) = (file.to_str().unwrap(), run_dir.to_str().unwrap());
     let mut arguments = vec!["agent", "--router", &router, "--node", &node, "--engine", "simulated", "--run-dir", run_dir];
     arguments.extend(["--nodes-per-replica", "2", "--head-file", file, "--member", &number]);
@@ -262,4 +267,43 @@ async fn a_second_node_with_the_same_number_is_refused_and_gives_up() {
     assert_eq!(second.ended().await.code(), Some(3), "{}", second.stderr());
     assert!(second.stderr().contains("give each node a number of its own"), "{}", second.stderr());
     assert!(spread.replica().await.is_ready());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_member_whose_number_another_node_has_taken_ends_its_part() {
+    let spread = Spread::start(&[]).await;
+    let far = spread.far();
+    spread.member.signal(Signal::STOP);
+    let _other = part_in(&spread.scene, "other", 1, "r7", &[]);
+    until("the other node's part", async || {
+        let epoch = spread.replica().await;
+        if epoch.is_ready() && epoch.restarts > 0 { Ok(()) } else { Err(format!("{epoch:?}")) }
+    })
+    .await;
+    spread.member.signal(Signal::CONT);
+    until("nothing left of the part that nobody wants", async || {
+        if spread.scene.place.processes().contains(&far) { Err(format!("{far} lives")) } else { Ok(()) }
+    })
+    .await;
+    assert!(spread.member.stderr().contains("does not take this node in"), "{}", spread.member.stderr());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn silent_connections_keep_no_member_away() {
+    let scene = Scene::new().await;
+    let _head = part(&scene, "head", 0, &[]);
+    let file = scene.place.path().join("head.json");
+    let address = until("the head's address", async || {
+        let text = std::fs::read_to_string(&file).map_err(|error| error.to_string())?;
+        serde_json::from_str::<serde_json::Value>(&text)
+            .map(|head| head["head"].as_str().unwrap().to_owned())
+            .map_err(|error| error.to_string())
+    })
+    .await;
+    let mut silent = Vec::new();
+    for _ in 0..100 {
+        silent.push(tokio::net::TcpStream::connect(&address).await.unwrap());
+    }
+    let _member = part(&scene, "member", 1, &[]);
+    scene.ready(1).await;
 }
