@@ -216,7 +216,7 @@ impl Memory {
 
     /// Desired number of nodes in the last step.
     #[must_use]
-    pub fn desired_nodes(&self) -> u32 {
+    pub fn desired_jobs(&self) -> u32 {
         self.size.unwrap_or_default()
     }
 

@@ -102,7 +102,7 @@ fn explain(view: &EntryView<'_>, now: SystemTime) -> String {
         format!("the scheduler refused a job: {}", view.refusal)
     } else if let Some(pause) = view.memory.pause(now) {
         format!("its last job failed; the next one is submitted in {} s", pause.as_secs() + 1)
-    } else if view.memory.desired_nodes() == 0 {
+    } else if view.memory.desired_jobs() == 0 {
         "it has no job; one is submitted for this request".to_owned()
     } else {
         "a job is being submitted for it".to_owned()

@@ -11,14 +11,15 @@ use crate::status::{EntryStatus, JobStatus};
 pub(crate) fn report(view: &EntryView<'_>, now: SystemTime) -> EntryStatus {
     let is_ready = |job: &&ScheduledJob| job.state == JobState::Running && node_state(find_node(view.nodes, &job.id)) == NodeState::Ready;
     let is_counted = |job: &&ScheduledJob| job.state != JobState::Ending;
-    let lacks_jobs = view.jobs.iter().filter(is_counted).count() < view.memory.desired_nodes() as usize;
+    let lacks_jobs = view.jobs.iter().filter(is_counted).count() < view.memory.desired_jobs() as usize;
     let delay = view.memory.submission_delay(view.entry, now);
+    let in_nodes = |jobs: u32| jobs.saturating_mul(view.entry.nodes_per_replica.max(1));
     EntryStatus {
         name: view.entry.name.clone(),
         model: view.entry.model.clone(),
         asked: view.entry.asked,
-        wanted: view.memory.desired_nodes(),
-        ready: u32::try_from(view.jobs.iter().filter(is_ready).count()).unwrap_or(u32::MAX),
+        wanted: in_nodes(view.memory.desired_jobs()),
+        ready: in_nodes(u32::try_from(view.jobs.iter().filter(is_ready).count()).unwrap_or(u32::MAX)),
         jobs: view.jobs.iter().map(|job| report_job(view, job, now)).collect(),
         failures: view.memory.failures(),
         pause: view.memory.pause(now).map(|pause| pause.as_secs()),
@@ -88,5 +89,8 @@ mod tests {
         assert_eq!(states, ["queued", "ready", "draining", "waiting for its agent", "held", "ending"]);
         assert_eq!((status.ready, status.refusal.as_str(), status.jobs[0].comment.as_str()), (1, "no such queue", "ngpus"));
         assert_eq!((status.jobs[0].starts_in, status.jobs[1].ends_in, status.jobs[1].host.as_str()), (Some(20), Some(3500), "x1"));
+        let spread = hostler_cluster::FleetEntry { nodes_per_replica: 2, ..entry.clone() };
+        let status = report(&EntryView { entry: &spread, ..view }, at(500));
+        assert_eq!((status.wanted, status.ready), (6, 2), "nodes are counted, of which a job has two");
     }
 }

@@ -169,3 +169,45 @@ fn a_pbs_job_id_may_have_the_servers_full_name() {
     assert!(is_same_job("12.head", "12.head.example.org") && is_same_job("4711", "4711"));
     assert!(!is_same_job("12.head", "13.head") && !is_same_job("4711", "4711_1") && !is_same_job("1", "12"));
 }
+
+#[test]
+fn a_job_of_several_hosts_has_them_for_itself_and_starts_on_each() {
+    let several = Submission { hosts: 2, ..full("1:ncpus=16:ngpus=4", &[]) };
+    let pbs = Scheduler::Pbs.render(&several);
+    assert!(pbs.arguments.join(" ").contains("-l select=2:ncpus=16:ngpus=4 -l place=scatter:excl"), "{pbs}");
+    let others = r#"[ -n "$1" ] || for host in 1; do pbsdsh -n "$host" -- /bin/bash -l "$0" "$host" & done"#;
+    assert!(pbs.script.lines().any(|line| line == others), "{}", pbs.script);
+    let chunks = |resources: &str| {
+        let rendered = Scheduler::Pbs.render(&Submission { hosts: 3, resources: resources.into(), ..plain() });
+        rendered.arguments.iter().find_map(|word| word.strip_prefix("select=").map(str::to_owned)).unwrap()
+    };
+    assert_eq!(["", "ncpus=8", "1:ncpus=8", "1"].map(chunks), ["3", "3:ncpus=8", "3:ncpus=8", "3"]);
+    let slurm = Scheduler::Slurm.render(&Submission { hosts: 2, ..plain() });
+    assert!(slurm.arguments.join(" ").contains("--nodes=2 --ntasks-per-node=1 --exclusive"), "{slurm}");
+}
+
+#[test]
+fn the_script_of_several_pbs_hosts_runs_once_on_each() {
+    let folder = tempfile::tempdir().unwrap();
+    let (script, seen) = (folder.path().join("job.sh"), folder.path().join("seen"));
+    // Stands in for PBS: it runs the command at once, and says for which host.
+    let pbsdsh = folder.path().join("pbsdsh");
+    std::fs::write(&pbsdsh, "#!/bin/sh\nshift; PBS_NODENUM=$1; export PBS_NODENUM; shift 2; exec \"$@\"\n").unwrap();
+    std::fs::set_permissions(&pbsdsh, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let program = ["/bin/sh", "-c", "echo host ${PBS_NODENUM:-0} >> \"$0\""].map(str::to_owned).to_vec();
+    let program = [program, vec![seen.display().to_string()]].concat();
+    let setup = vec![format!("PATH={}:$PATH", folder.path().display())];
+    std::fs::write(&script, Scheduler::Pbs.render(&Submission { hosts: 3, program, setup, ..plain() }).script).unwrap();
+    let shell = format!("/bin/bash -l {} ; wait", script.display());
+    assert!(Command::new("/bin/bash").args(["-c", &shell]).status().unwrap().success());
+    let lines = || {
+        let mut lines: Vec<String> = std::fs::read_to_string(&seen).unwrap_or_default().lines().map(str::to_owned).collect();
+        lines.sort();
+        lines
+    };
+    let deadline = std::time::Instant::now() + Duration::from_secs(20);
+    while lines().len() < 3 && std::time::Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(lines(), ["host 0", "host 1", "host 2"]);
+}

@@ -287,14 +287,20 @@ impl Roster {
         self.loss.get_or_insert(loss);
     }
 
-    /// Records that nothing is left on a member's node. If an epoch is being prepared, it takes part.
+    /// Records that nothing is left on a member's node: the loss of an epoch that runs. If one is being
+    /// prepared, the member takes part.
     pub(crate) fn emptied(&mut self, number: u32, link: u64) -> Vec<Order> {
         let Some(member) = self.member_of(number, link) else { return Vec::new() };
         member.activity = PartActivity::Absent;
-        if member.stage != MemberStage::Ending {
-            return Vec::new();
+        let host = member.host();
+        match member.stage {
+            MemberStage::Ending | MemberStage::Running => {}
+            _ => return Vec::new(),
         }
-        member.stage = MemberStage::Idle;
+        let was_running = std::mem::replace(&mut member.stage, MemberStage::Idle) == MemberStage::Running;
+        if was_running && self.stage == EpochStage::Running {
+            self.loss.get_or_insert_with(|| part_ended(&host));
+        }
         if self.stage == EpochStage::Preparing { self.ask_idle() } else { Vec::new() }
     }
 
@@ -400,6 +406,16 @@ impl KnownMember {
     fn host(&self) -> String {
         self.hello.as_ref().map(|known| known.host.clone()).unwrap_or_default()
     }
+}
+
+fn part_ended(host: &str) -> Loss {
+    let end = PartEnd {
+        kind: "member".to_owned(),
+        cause: format!("the agent on {host} has ended its part of the engine"),
+        remedy: "that agent's log says why; the replica starts again by itself".to_owned(),
+        is_outside_kill: true,
+    };
+    Loss { host: host.to_owned(), end }
 }
 
 fn agent_died(host: &str) -> Loss {

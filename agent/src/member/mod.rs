@@ -255,6 +255,10 @@ impl Member {
                 self.attached = Some(self.attachments.record_attached());
                 self.last_failure.clear();
                 tracing::info!(event = "head_joined", number = self.parts.place.number, "the head of the replica has taken this node in");
+                // The part may have ended since the member said that it has one.
+                if self.part.is_none() {
+                    self.tell(MemberMessage::Empty);
+                }
                 if let Some((reason, _)) = &self.leaving {
                     self.tell(MemberMessage::Leaving(reason.clone()));
                 }

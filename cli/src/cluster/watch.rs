@@ -140,9 +140,10 @@ impl<'a> Watch<'a> {
     /// the controller has read what is wanted now.
     fn read_status(&self, desired: &FleetEntry) -> anyhow::Result<(Option<EntryStatus>, String)> {
         let Some(FleetStatus { at, entries, trouble }) = self.folder.status()? else { return Ok((None, String::new())) };
+        let in_nodes = |jobs: u32| jobs.saturating_mul(desired.nodes_per_replica);
         let has_size = |entry: &EntryStatus| match desired.size {
-            FleetSize::Fixed(nodes) => entry.wanted == nodes,
-            FleetSize::Elastic { min, max, .. } => (min..=max).contains(&entry.wanted),
+            FleetSize::Fixed(jobs) => entry.wanted == in_nodes(jobs),
+            FleetSize::Elastic { min, max, .. } => (in_nodes(min)..=in_nodes(max)).contains(&entry.wanted),
         };
         let is_current = |entry: &EntryStatus| entry.asked >= desired.asked && has_size(entry);
         let entry = entries.into_iter().find(|entry| entry.name == self.name).filter(is_current);

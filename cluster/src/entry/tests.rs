@@ -16,7 +16,9 @@ fn an_entry_is_read_and_written_in_either_form() {
     assert_eq!(fixed.engine_args, ["--max-model-len", "16384"]);
     let elastic = read("min = 0\nmax = 4\nidle_after = \"10m\"").unwrap();
     assert_eq!(elastic.size, FleetSize::Elastic { min: 0, max: 4, idle_after: Duration::from_secs(600) });
-    for entry in [fixed, elastic] {
+    let spread = read("nodes = 4\nnodes_per_replica = 2").unwrap();
+    assert_eq!((spread.size, spread.nodes_per_replica), (FleetSize::Fixed(2), 2), "two jobs of two nodes");
+    for entry in [fixed, elastic, spread] {
         assert_eq!(toml::from_str::<FleetEntry>(&toml::to_string(&entry).unwrap()).unwrap(), entry);
     }
 }
@@ -36,6 +38,8 @@ fn a_wrong_entry_is_refused_with_a_correction() {
         ("min = 3\nmax = 2", "`min` is not more than it"),
         ("min = 0\nmax = 0", "`max` is at least 1"),
         ("nodes = 1001", "use several entries"),
+        ("nodes = 3\nnodes_per_replica = 2", "give a multiple of 2"),
+        ("min = 0\nmax = 1200\nnodes_per_replica = 2", "wants 1200 nodes"),
         ("min = 0\nmax = 1\nidle_after = \"5s\"", "some times what a cold start takes"),
         ("nodes = 1\nnode = 2", "unknown field `node`"),
         ("nodes = -1", "u32"),

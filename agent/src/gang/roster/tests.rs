@@ -252,3 +252,14 @@ fn members_are_shown_with_what_they_do() {
     scene.roster.disconnect(2, scene.links[2], scene.now);
     assert_eq!(states(&scene)[1], "its agent is away for 4 s");
 }
+
+#[test]
+fn a_part_that_its_member_has_ended_is_lost() {
+    let mut scene = Scene::running();
+    scene.emptied(1);
+    let loss = scene.roster.loss().unwrap();
+    assert!(loss.end.cause.contains("the agent on n1 has ended its part") && loss.end.is_outside_kill, "{loss:?}");
+    scene.roster.kill();
+    scene.emptied(2);
+    assert!(scene.roster.is_quiet());
+}
