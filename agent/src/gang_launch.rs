@@ -108,7 +108,14 @@ impl Agent {
             (EngineProgram::Simulated { .. } | EngineProgram::Attached { .. }, _) => "the simulated engine".to_owned(),
         };
         let gpus = replica.map_or(0, |replica| replica.gpus.len());
-        PartSetup { engine, model: digest_model(folder), arguments, environment: compared_environment(), gpus }
+        PartSetup {
+            engine,
+            model: digest_model(folder),
+            arguments,
+            environment: compared_environment(),
+            gpus,
+            nodes: self.config.nodes_per_replica,
+        }
     }
 }
 

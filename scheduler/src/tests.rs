@@ -1,3 +1,4 @@
+use std::io::{BufRead, BufReader};
 use std::process::Command;
 
 use proptest::prelude::*;
@@ -190,6 +191,9 @@ fn a_job_of_several_hosts_has_them_for_itself_and_starts_on_each() {
 fn the_script_of_several_pbs_hosts_runs_once_on_each() {
     let folder = tempfile::tempdir().unwrap();
     let (script, seen) = (folder.path().join("job.sh"), folder.path().join("seen"));
+    assert!(Command::new("mkfifo").arg(&seen).status().unwrap().success());
+    // Open for both, so that the end of one writer is not the end of the file.
+    let pipe = std::fs::OpenOptions::new().read(true).write(true).open(&seen).unwrap();
     // Stands in for PBS: it runs the command at once, and says for which host.
     let pbsdsh = folder.path().join("pbsdsh");
     std::fs::write(&pbsdsh, "#!/bin/sh\nshift; PBS_NODENUM=$1; export PBS_NODENUM; shift 2; exec \"$@\"\n").unwrap();
@@ -198,16 +202,8 @@ fn the_script_of_several_pbs_hosts_runs_once_on_each() {
     let program = [program, vec![seen.display().to_string()]].concat();
     let setup = vec![format!("PATH={}:$PATH", folder.path().display())];
     std::fs::write(&script, Scheduler::Pbs.render(&Submission { hosts: 3, program, setup, ..plain() }).script).unwrap();
-    let shell = format!("/bin/bash -l {} ; wait", script.display());
-    assert!(Command::new("/bin/bash").args(["-c", &shell]).status().unwrap().success());
-    let lines = || {
-        let mut lines: Vec<String> = std::fs::read_to_string(&seen).unwrap_or_default().lines().map(str::to_owned).collect();
-        lines.sort();
-        lines
-    };
-    let deadline = std::time::Instant::now() + Duration::from_secs(20);
-    while lines().len() < 3 && std::time::Instant::now() < deadline {
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    assert_eq!(lines(), ["host 0", "host 1", "host 2"]);
+    assert!(Command::new("/bin/bash").arg("-l").arg(&script).status().unwrap().success());
+    let mut lines: Vec<String> = BufReader::new(pipe).lines().take(3).map(Result::unwrap).collect();
+    lines.sort();
+    assert_eq!(lines, ["host 0", "host 1", "host 2"]);
 }

@@ -63,6 +63,9 @@ impl HeadAddress {
         if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
             DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
         }
+        if std::fs::symlink_metadata(path).is_ok_and(|found| !found.is_file()) {
+            return Err(io::Error::other("it is there and no plain file"));
+        }
         write_private(path, &serde_json::to_vec(&HeadFile { head: head.clone() })?).map_err(io::Error::other)?;
         Ok(head)
     }

@@ -32,6 +32,8 @@ pub(crate) struct PartSetup {
     pub(crate) environment: BTreeMap<String, String>,
     /// Number of GPUs.
     pub(crate) gpus: usize,
+    /// Nodes of the replica.
+    pub(crate) nodes: u32,
 }
 
 impl PartSetup {
@@ -39,6 +41,9 @@ impl PartSetup {
     pub(crate) fn difference(&self, member: &Self, host: &str) -> Option<String> {
         if self.engine != member.engine {
             return Some(format!("{host} has {}, and the head has {}", member.engine, self.engine));
+        }
+        if self.nodes != member.nodes {
+            return Some(format!("{host} has --nodes-per-replica {}, and the head {}", member.nodes, self.nodes));
         }
         if self.gpus != member.gpus {
             return Some(format!("{host} gives the replica {} GPUs, and the head {}", member.gpus, self.gpus));
@@ -114,6 +119,7 @@ mod tests {
             arguments: ["serve", "m", "--max-model-len", "8192"].map(str::to_owned).to_vec(),
             environment: BTreeMap::from([("NCCL_NET".to_owned(), "Socket".to_owned())]),
             gpus: 4,
+            nodes: 2,
         }
     }
 
@@ -132,6 +138,7 @@ mod tests {
             assert!(words.iter().all(|word| said.contains(word)), "{said}");
         };
         says(PartSetup { engine: "vLLM 0.32.0".into(), ..setup() }, &["n2 has vLLM 0.32.0", "the head has vLLM 0.33.0"]);
+        says(PartSetup { nodes: 3, ..setup() }, &["n2 has --nodes-per-replica 3, and the head 2"]);
         says(PartSetup { gpus: 2, ..setup() }, &["n2 gives the replica 2 GPUs, and the head 4"]);
         let mut other = setup();
         other.arguments[3] = "4096".into();
