@@ -414,6 +414,9 @@ impl Member {
             None => PartActivity::Absent,
         };
         self.tell(MemberMessage::Beat(activity));
+        if self.part.as_ref().is_some_and(Part::is_keeper_silent) {
+            self.handle_part(PartEvent::Ended(EndCause::KeeperSilent));
+        }
     }
 }
 

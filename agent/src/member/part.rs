@@ -19,11 +19,18 @@ use crate::process::activity::{ProcessActivity, ProcessSnapshot};
 use crate::process::core_exit::CoreWatch;
 use crate::process::oom_watch::OomWatch;
 use crate::process::orphans::end_orphans;
+use crate::process::table::ProcessStat;
 use crate::vllm::MeetingPoint;
 use crate::vllm::directory::prepare;
 
 /// Notices that may wait for the member's loop.
 const EVENT_QUEUE_LEN: usize = 64;
+
+/// Looks that may miss a process whose keeper is about to say that it has ended.
+const MISSED_LOOKS: u32 = 3;
+
+/// Greatest process id of Linux; ids of tests' engines that are no processes are beyond it.
+const MAX_PROCESS_ID: u32 = 1 << 22;
 
 /// What happens to a part.
 #[derive(Debug)]
@@ -50,6 +57,8 @@ pub(super) struct Part {
     oom_watch: OomWatch,
     last_look: Option<(ProcessSnapshot, Instant)>,
     has_served: bool,
+    /// Looks in a row that did not find the first process.
+    missed_looks: u32,
     /// Its end was asked for, or has been told.
     pub(super) is_ending: bool,
 }
@@ -90,6 +99,7 @@ impl Part {
             oom_watch: OomWatch::of_host(),
             last_look: None,
             has_served: false,
+            missed_looks: 0,
             is_ending: false,
         })
     }
@@ -131,11 +141,18 @@ impl Part {
         let now = Instant::now();
         let activity = self.last_look.as_ref().map(|(earlier, at)| look.activity_since(earlier, now.saturating_duration_since(*at)));
         self.last_look = Some((look, now));
+        let is_missed = leader.is_some_and(|leader| leader <= MAX_PROCESS_ID && !is_alive(leader));
+        self.missed_looks = if is_missed { self.missed_looks + 1 } else { 0 };
         match activity {
             Some(ProcessActivity::Stopped(process)) => PartActivity::Stopped(process),
             None | Some(ProcessActivity::Computing) => PartActivity::Computing,
             Some(ProcessActivity::Idle | ProcessActivity::Unknown) => PartActivity::Idle,
         }
+    }
+
+    /// Whether the first process is gone and the keeper, which should say so, is silent.
+    pub(super) fn is_keeper_silent(&self) -> bool {
+        !self.is_ending && self.missed_looks >= MISSED_LOOKS
     }
 
     /// Finds out why the part has ended.
@@ -160,6 +177,10 @@ impl Part {
     pub(super) fn is_reader_gone(&self) -> bool {
         self.reader.is_finished()
     }
+}
+
+fn is_alive(pid: u32) -> bool {
+    ProcessStat::read(pid.cast_signed()).is_some_and(|process| !process.is_zombie)
 }
 
 /// Reads what a keeper tells.

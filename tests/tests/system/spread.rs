@@ -9,7 +9,9 @@ use hostler_tls::{Authority, TokenScope, TokenStore, UseLimit};
 use rustix::process::Signal;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::harness::{CHAT, Program, RunningRouter, Scene, Seen, Workplace, chat, chat_stream, kill_group, signal_group, soon, until};
+use crate::harness::{
+    CHAT, Program, RunningRouter, Scene, Seen, Workplace, chat, chat_stream, kill_group, signal, signal_group, soon, until,
+};
 
 /// Head and member of one replica, `n0/0`.
 struct Spread {
@@ -286,6 +288,24 @@ async fn a_member_whose_number_another_node_has_taken_ends_its_part() {
     })
     .await;
     assert!(spread.member.stderr().contains("does not take this node in"), "{}", spread.member.stderr());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_part_that_dies_under_a_stopped_keeper_is_missed() {
+    let spread = Spread::start(&[]).await;
+    let epoch = spread.replica().await.epoch;
+    let far = spread.far();
+    let keeper = parent_of(far);
+    signal(keeper, Signal::STOP);
+    signal(far, Signal::KILL);
+    spread.until_reason("keeper did not answer").await;
+    spread.until_served_anew(epoch).await;
+    assert!(!spread.scene.place.processes().contains(&keeper), "the keeper was ended too");
+}
+
+fn parent_of(pid: u32) -> u32 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    status.lines().find_map(|line| line.strip_prefix("PPid:")).unwrap().trim().parse().unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
