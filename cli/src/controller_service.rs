@@ -95,22 +95,26 @@ fn kept_environment(variable: impl Fn(&str) -> Option<String>) -> Vec<String> {
 
 /// Unit that starts the controller, which outlives the starting command.
 fn service_unit(command: &[String], environment: &[String]) -> String {
-    let quote = |words: &[String]| words.iter().map(|word| quote_for_systemd(word)).collect::<Vec<_>>().join(" ");
     format!(
         "[Unit]\nDescription=Starts the controller of a Hostler fleet where one is wanted and none runs\n\n\
          [Service]\nType=oneshot\nKillMode=process\nEnvironment={}\nExecStart={}\n",
-        quote(environment),
-        quote(command)
+        quote_assignments(environment),
+        quote_command(command)
     )
 }
 
 const TIMER_UNIT: &str = "[Unit]\nDescription=Looks every five minutes whether a Hostler fleet has its controller\n\n\
                           [Timer]\nOnStartupSec=30s\nOnUnitInactiveSec=5min\n\n[Install]\nWantedBy=timers.target\n";
 
-/// Quotes a word of a unit's line: systemd expands `%` and `$`, and reads escapes.
-pub(crate) fn quote_for_systemd(word: &str) -> String {
-    let escaped = word.replace('\\', "\\\\").replace('"', "\\\"").replace('%', "%%").replace('$', "$$");
-    format!("\"{escaped}\"")
+/// Words of a unit's command, quoted: systemd expands `%` and `$`, and reads escapes.
+pub(crate) fn quote_command(words: &[String]) -> String {
+    quote_assignments(words).replace('$', "$$")
+}
+
+/// Assignments of a unit's environment, quoted. A `$` there is itself (systemd.exec(5)).
+pub(crate) fn quote_assignments(words: &[String]) -> String {
+    let quote = |word: &String| format!("\"{}\"", word.replace('\\', "\\\\").replace('"', "\\\"").replace('%', "%%"));
+    words.iter().map(quote).collect::<Vec<_>>().join(" ")
 }
 
 /// The table with one line for this fleet, in the place of an earlier one.

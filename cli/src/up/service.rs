@@ -3,17 +3,18 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::path::PathBuf;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use hostler_agent::AgentConfig;
 use hostler_boot::Settings;
 use hostler_router::RouterConfig;
+use hostler_tls::write_private;
 
 use super::served_name;
 use crate::cluster::name_of_model;
-use crate::controller_service::{quote_for_systemd, units};
+use crate::controller_service::{quote_assignments, quote_command, units};
 use crate::output::say;
 
 /// The flag that writes a unit instead of serving.
@@ -67,11 +68,11 @@ pub(crate) fn write_service(settings: &Settings) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn write(file: &PathBuf, text: &str) -> anyhow::Result<()> {
+fn write(file: &Path, text: &str) -> anyhow::Result<()> {
     if let Some(folder) = file.parent() {
         fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     }
-    fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
+    write_private(file, text.as_bytes()).with_context(|| format!("cannot write {}", file.display()))
 }
 
 /// The words of this command line but for the flag. What comes after `--` is for the engine.
@@ -121,7 +122,6 @@ impl UpUnit {
 
     fn text(&self) -> String {
         let Self { model, command, environment, folder, leave } = self;
-        let quote = |words: &[String]| words.iter().map(|word| quote_for_systemd(word)).collect::<Vec<_>>().join(" ");
         let what = if model.is_empty() { "a simulated engine".to_owned() } else { model.replace('%', "%%") };
         format!(
             "# Written by `hostler up --service`; written anew, it has the words of that command.\n\
@@ -135,8 +135,8 @@ impl UpUnit {
              OOMPolicy=continue\nLimitNOFILE=65536\nNoNewPrivileges=yes\n\n\
              [Install]\nWantedBy=default.target\n",
             folder.replace('%', "%%"),
-            quote(environment),
-            quote(command),
+            quote_assignments(environment),
+            quote_command(command),
             leave.as_secs(),
         )
     }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use axum::body::{Body, to_bytes};
 use axum::extract::State;
@@ -26,6 +27,7 @@ use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use tokio::io::duplex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::assets::add_headers;
@@ -38,6 +40,9 @@ use hostler_boot::reachable_here;
 
 /// Most answers at one time. People read them; programs have the edge.
 const MAX_CHATS: usize = 16;
+
+/// Time for a page to send a conversation. It holds a place meanwhile.
+const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Largest request. A conversation of 100 pages has some 300 kB.
 const MAX_BODY_BYTES: usize = 1 << 20;
@@ -158,7 +163,10 @@ async fn answer(State(chat): State<Arc<PageChat>>, headers: HeaderMap, body: Bod
     let Ok(place) = chat.places.clone().try_acquire_owned() else {
         return refuse(StatusCode::SERVICE_UNAVAILABLE, &format!("{MAX_CHATS} answers are on their way to pages already: wait for one"));
     };
-    let Ok(body) = to_bytes(body, MAX_BODY_BYTES).await else {
+    let Ok(body) = timeout(BODY_TIMEOUT, to_bytes(body, MAX_BODY_BYTES)).await else {
+        return refuse(StatusCode::REQUEST_TIMEOUT, "the conversation did not come in time: send it again");
+    };
+    let Ok(body) = body else {
         return refuse(StatusCode::PAYLOAD_TOO_LARGE, "a conversation has at most 1 MiB here: begin a new one");
     };
     match chat.ask(&headers, body, place).await {
