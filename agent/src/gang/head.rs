@@ -373,6 +373,8 @@ impl Gang {
                     let _ = self.output.try_send((host.to_owned(), lines));
                     Vec::new()
                 }
+                // Between two epochs another agent may take its place.
+                MemberMessage::Leaving(_) if !members.roster.is_running() => Vec::new(),
                 MemberMessage::Leaving(reason) => {
                     self.leaving.send_replace(Some(format!("{host}: {}", bounded(&reason))));
                     Vec::new()

@@ -351,6 +351,11 @@ impl Roster {
         self.loss.as_ref()
     }
 
+    /// Whether an epoch runs.
+    pub(crate) fn is_running(&self) -> bool {
+        self.stage == EpochStage::Running
+    }
+
     /// Whether no member that is connected has processes.
     pub(crate) fn is_quiet(&self) -> bool {
         self.members.iter().all(|member| member.gone_since.is_some() || !matches!(member.stage, MemberStage::Running | MemberStage::Ending))

@@ -145,8 +145,7 @@ impl Member {
                 () = sleep_until(give_up_at.unwrap_or_else(Instant::now)), if give_up_at.is_some() => break,
                 reason = &mut given_up, if self.part.is_none() && self.leaving.is_none() => return MemberEnd::Unattached(reason),
             }
-            let has_nobody = self.link.is_none() && self.leaving.is_some();
-            if self.part.is_none() && (self.is_let_go || has_nobody) {
+            if self.part.is_none() && (self.is_let_go || self.leaving.is_some()) {
                 break;
             }
         }

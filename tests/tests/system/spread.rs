@@ -227,11 +227,16 @@ async fn nodes_of_a_fleet_show_their_certificates_to_each_other() {
 async fn nodes_with_other_arguments_are_told_the_difference() {
     let scene = Scene::new().await;
     let _head = part(&scene, "head", 0, &["--", "--max-model-len", "8192"]);
-    let _member = part(&scene, "member", 1, &["--", "--max-model-len", "4096"]);
+    let mut member = part(&scene, "member", 1, &["--", "--max-model-len", "4096"]);
     let refused = |replica: &Seen| {
         replica.phase == Phase::Failed && replica.reason.contains("4096 on") && replica.reason.contains("8192 on the head")
     };
     scene.until_replicas("the difference", |replicas| replicas.iter().any(refused)).await;
+    // The head stays while the member is stopped and started with what was wrong.
+    member.signal(Signal::TERM);
+    assert!(member.ended().await.success(), "{}", member.stderr());
+    let _mended = part(&scene, "mended", 1, &["--", "--max-model-len", "8192"]);
+    scene.ready(1).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
