@@ -1,7 +1,9 @@
 """A replica over two nodes with real vLLM on the CPU: head and member on this host, each with its part. What each loss cost is printed (`-s`)."""
 
 import os
+import shutil
 import signal
+import tempfile
 import time
 from pathlib import Path
 
@@ -26,13 +28,16 @@ class Spread:
         options = ["--model", str(cache / "tiny-model"), "--vllm-bin", str(cache / "vllm-0.32" / "bin" / "vllm")]
         options += ["--nodes-per-replica", "2", "--head-file", str(folder / "head.json"), *division]
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-        member = ["agent", "--node", "far", "--member", "1", "--run-dir", str(folder / "far"), *options, "--engine", "vllm", "--", *FLAGS, *flags]
+        # Sockets have short paths.
+        self.run_dir = tempfile.mkdtemp(prefix="hostler-")
+        member = ["agent", "--node", "far", "--member", "1", "--run-dir", self.run_dir, *options, "--engine", "vllm", "--", *FLAGS, *flags]
         self.member = Process("member", member, folder)
         self.up = Up(folder, [*FLAGS, *flags], options=options, kind="vllm", engines=1, start_seconds=START)
 
     def stop(self):
         self.up.stop()
         self.member.stop()
+        shutil.rmtree(self.run_dir, ignore_errors=True)
 
 
 def family(pid: int) -> list[int]:
