@@ -1,5 +1,5 @@
-//! Launch of an agent in a replica over several nodes: as the head, which has its members beside its
-//! own part, or as a member, which serves the head and nobody else.
+//! Launch of an agent in a replica over several nodes: as the head, which has its members beside
+//! its own part, or as a member, which serves the head and nobody else.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -21,7 +21,6 @@ use crate::replica_launch::ReplicaLaunch;
 use crate::router_target::RouterTarget;
 use crate::uplink::AttachLimits;
 use crate::vllm::arguments::without_server_flags;
-use crate::vllm::command_line::own_arguments;
 use crate::{Agent, AgentError, job, keeper};
 
 /// The head's place among its members.
@@ -97,7 +96,7 @@ impl Agent {
     fn part_setup(&self, replica: Option<&ReplicaPlan>) -> PartSetup {
         let choices = replica.map(|replica| self.plan.choices(replica, self.plan.front_end.in_use)).unwrap_or_default();
         let mut arguments: Vec<String> = choices.iter().flat_map(|choice| choice.to_arguments().map(str::to_owned)).collect();
-        arguments.extend(without_server_flags(&own_arguments(&self.config)));
+        arguments.extend(without_server_flags(&self.config.engine_args));
         let folder = Path::new(&self.config.model);
         if !folder.is_dir() {
             arguments.insert(0, self.config.model.clone());

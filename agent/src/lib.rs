@@ -4,6 +4,7 @@
 //! load, `cache` knows its cached blocks, `prompt_files` reads its tokenizer, `uplink` serves the
 //! routers.
 
+mod address;
 mod advise;
 pub mod bridge;
 mod cache;
@@ -14,6 +15,7 @@ mod dial;
 mod engine;
 mod engine_client;
 mod engine_failures;
+mod epoch;
 mod gang;
 mod gang_launch;
 mod gpu;

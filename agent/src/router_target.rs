@@ -2,23 +2,13 @@
 //!
 //! `Uplink` resolves them repeatedly, and agents of one replica once they need a certificate.
 
-use std::fs::File;
-use std::io::Read;
 use std::net::SocketAddr;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use hostler_boot::socket::is_trusted_user;
 use serde::Deserialize;
-use tokio::time::timeout;
 
+use crate::address::{look_up, read_trusted};
 use crate::config::AgentConfig;
-
-const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Largest file that is read. A controller writes less than a kilobyte.
-const MAX_FILE_BYTES: u64 = 64 * 1024;
 
 /// An entry of `agent.router` or `agent.router_file`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,14 +24,10 @@ pub enum RouterTarget {
 pub(crate) enum TargetError {
     #[error("{0}")]
     Lookup(#[from] std::io::Error),
-    #[error("the name service does not answer")]
-    Late,
     #[error("{name}: {source}")]
     OfFile { name: String, source: Box<Self> },
     #[error("the file (agent.router_file) cannot be read: {0}; a fleet's controller writes it in a folder that its jobs see too")]
     Read(#[source] std::io::Error),
-    #[error("others may change the file (owner {owner}, mode {mode:o}), so it is not believed: it has to be your own, with mode 600")]
-    Open { owner: u32, mode: u32 },
     #[error("the file (agent.router_file) does not say where the router is: {0}")]
     Content(#[from] serde_json::Error),
 }
@@ -72,13 +58,13 @@ impl RouterTarget {
     /// Loopback names are the exception, because their addresses belong to one host.
     pub(crate) async fn resolve(&self) -> Result<Vec<SocketAddr>, TargetError> {
         match self {
-            Self::Name(name) => look_up(name).await,
+            Self::Name(name) => look_up_routers(name).await,
             Self::File(path) => {
                 let path = path.clone();
                 // There is no deadline: a file system that hangs blocks this one thread, and no
                 // further one.
                 let name = tokio::task::spawn_blocking(move || read_name(&path)).await.expect("reading a file does not panic")?;
-                look_up(&name).await.map_err(|source| TargetError::OfFile { name, source: Box::new(source) })
+                look_up_routers(&name).await.map_err(|source| TargetError::OfFile { name, source: Box::new(source) })
             }
         }
     }
@@ -94,20 +80,13 @@ impl std::fmt::Display for RouterTarget {
 }
 
 fn read_name(path: &Path) -> Result<String, TargetError> {
-    let file = File::open(path).map_err(TargetError::Read)?;
-    let found = file.metadata().map_err(TargetError::Read)?;
-    if !is_trusted_user(found.uid()) || found.mode() & 0o022 != 0 {
-        return Err(TargetError::Open { owner: found.uid(), mode: found.mode() & 0o7777 });
-    }
-    let mut text = Vec::new();
-    file.take(MAX_FILE_BYTES).read_to_end(&mut text).map_err(TargetError::Read)?;
+    let text = read_trusted(path).map_err(TargetError::Read)?;
     let RouterFile { agents } = serde_json::from_slice(&text)?;
     Ok(agents)
 }
 
-async fn look_up(name: &str) -> Result<Vec<SocketAddr>, TargetError> {
-    let found = timeout(LOOKUP_TIMEOUT, tokio::net::lookup_host(name)).await.map_err(|_| TargetError::Late)?;
-    let mut addresses: Vec<SocketAddr> = found?.collect();
+async fn look_up_routers(name: &str) -> Result<Vec<SocketAddr>, TargetError> {
+    let mut addresses = look_up(name).await?;
     if addresses.iter().all(|address| address.ip().is_loopback()) {
         addresses.sort_by_key(SocketAddr::is_ipv6);
         addresses.truncate(1);

@@ -89,15 +89,25 @@ impl ServerCertVerifier for EnrollmentVerifier {
 /// When the authority or the certificate cannot be used, or the key does not belong to the
 /// certificate.
 pub fn member_config(authority: &[u8], certificate: &[u8], key: &NodeKey, from: &Path) -> Result<Arc<ClientConfig>, TlsError> {
-    let wrong = |what: String| TlsError::Content { path: from.to_owned(), what };
-    let mut roots = RootCertStore::empty();
-    roots
-        .add(CertificateDer::from(authority.to_vec()))
-        .map_err(|error| wrong(format!("the authority's certificate cannot be used ({error})")))?;
+    let roots = trust_in(authority, from)?;
     let builder = ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&version::TLS13])?;
     let certificate = vec![CertificateDer::from(certificate.to_vec())];
     let config = builder.with_root_certificates(roots).with_client_auth_cert(certificate, key.secret());
-    Ok(finish(config.map_err(|error| wrong(format!("its certificate and key cannot be used ({error})")))?))
+    Ok(finish(config.map_err(|error| unusable(from, &error))?))
+}
+
+/// Trust in the authority with this certificate and in nobody else.
+pub(crate) fn trust_in(authority: &[u8], from: &Path) -> Result<RootCertStore, TlsError> {
+    let mut roots = RootCertStore::empty();
+    let added = roots.add(CertificateDer::from(authority.to_vec()));
+    let wrong = |error| TlsError::Content { path: from.to_owned(), what: format!("the authority's certificate cannot be used ({error})") };
+    added.map_err(wrong)?;
+    Ok(roots)
+}
+
+/// Error about the certificate and the key of a node.
+pub(crate) fn unusable(from: &Path, error: &Error) -> TlsError {
+    TlsError::Content { path: from.to_owned(), what: format!("its certificate and key cannot be used ({error})") }
 }
 
 /// Does the client's part of a handshake with a router's listener that has the fleet's certificate

@@ -15,8 +15,9 @@ use tokio_rustls::rustls::client::{ClientConfig, Resumption};
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use tokio_rustls::rustls::server::danger::ClientCertVerifier;
 use tokio_rustls::rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
-use tokio_rustls::rustls::{DigitallySignedStruct, Error, RootCertStore, ServerConfig, SignatureScheme, version};
+use tokio_rustls::rustls::{DigitallySignedStruct, Error, ServerConfig, SignatureScheme, version};
 
+use crate::client::{trust_in, unusable};
 use crate::{Handshake, NodeKey, Stream, TlsError, provider};
 
 /// Name that a node asks another for; certificates of nodes have none that TLS compares.
@@ -36,20 +37,15 @@ impl PeerTls {
     /// When the authority or the certificate cannot be used, or the key does not belong to the
     /// certificate.
     pub fn new(authority: &[u8], certificate: &[u8], key: &NodeKey, from: &Path) -> Result<Self, TlsError> {
-        let wrong = |what: String| TlsError::Content { path: from.to_owned(), what };
-        let mut roots = RootCertStore::empty();
-        roots
-            .add(CertificateDer::from(authority.to_vec()))
-            .map_err(|error| wrong(format!("the authority's certificate cannot be used ({error})")))?;
+        let roots = trust_in(authority, from)?;
         let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider()).build();
         let verifier = verifier.map_err(|error| TlsError::Crypto(error.to_string()))?;
         let shown = vec![CertificateDer::from(certificate.to_vec())];
-        let unusable = |error: Error| wrong(format!("its certificate and key cannot be used ({error})"));
         let mut server = ServerConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&version::TLS13])?
             .with_client_cert_verifier(verifier.clone())
             .with_single_cert(shown.clone(), key.secret())
-            .map_err(unusable)?;
+            .map_err(|error| unusable(from, &error))?;
         // A resumed session would continue with a certificate that has expired meanwhile.
         server.session_storage = Arc::new(NoServerSessionStorage {});
         server.send_tls13_tickets = 0;
@@ -58,7 +54,7 @@ impl PeerTls {
             .dangerous()
             .with_custom_certificate_verifier(Arc::new(NodeVerifier(verifier)))
             .with_client_auth_cert(shown, key.secret())
-            .map_err(unusable)?;
+            .map_err(|error| unusable(from, &error))?;
         client.resumption = Resumption::disabled();
         Ok(Self { server: Arc::new(server), client: Arc::new(client) })
     }

@@ -1,26 +1,18 @@
 //! Where the agents of one replica meet, and the network between their nodes.
 
-use std::fs::{DirBuilder, OpenOptions};
-use std::io::{self, Read};
+use std::fs::DirBuilder;
+use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use hostler_boot::ListenError;
-use hostler_boot::socket::is_trusted_user;
 use hostler_tls::write_private;
-use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 use tokio::net::TcpListener;
-use tokio::time::timeout;
 
+use crate::address::{look_up, read_trusted};
 use crate::config::AgentConfig;
-
-const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Largest file that is read; a head writes less than a hundred bytes.
-const MAX_FILE_BYTES: u64 = 4096;
 
 /// Setting that names where the head is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -92,9 +84,7 @@ impl HeadAddress {
                 read.await.expect("reading a file does not panic")?
             }
         };
-        let found = timeout(LOOKUP_TIMEOUT, tokio::net::lookup_host(&name)).await;
-        let found = found.map_err(|_| format!("the name service does not answer for {name}"))?;
-        Ok(found.map_err(|error| format!("{name}: {error}"))?.collect())
+        look_up(&name).await.map_err(|error| format!("{name}: {error}"))
     }
 
     /// The setting, if there is one.
@@ -117,19 +107,7 @@ impl std::fmt::Display for HeadAddress {
 }
 
 fn read_head(path: &Path) -> io::Result<String> {
-    // Opening a pipe would wait for its writer.
-    let nonblocking = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or(0);
-    let file = OpenOptions::new().read(true).custom_flags(nonblocking).open(path)?;
-    let found = file.metadata()?;
-    if !found.is_file() {
-        return Err(io::Error::other("no plain file"));
-    }
-    if !is_trusted_user(found.uid()) || found.mode() & 0o022 != 0 {
-        return Err(io::Error::other("others may change this file, so it is not believed: it has to be your own, with mode 600"));
-    }
-    let mut text = Vec::new();
-    file.take(MAX_FILE_BYTES).read_to_end(&mut text)?;
-    let HeadFile { head } = serde_json::from_slice(&text)?;
+    let HeadFile { head } = serde_json::from_slice(&read_trusted(path)?)?;
     Ok(head)
 }
 

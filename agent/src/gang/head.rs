@@ -7,34 +7,27 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener as StdListener};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use hostler_tls::{CertificateInfo, Stream};
 use parking_lot::Mutex;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::address::{address_of, interface_with};
+use super::beat::Beats;
 use super::roster::{FarActivity, Loss, MemberView, Order, Readiness, Roster};
 use super::setup::PartSetup;
-use super::wire::{HeadMessage, Hello, MemberMessage, MessageReader, MessageWriter, bounded, split};
+use super::wire::{HeadMessage, Hello, MemberMessage, MessageReader, MessageWriter, SEND_TIMEOUT, bounded, split};
+use crate::epoch::next_epoch;
 use crate::join::PeerAccess;
 use crate::vllm::MeetingPoint;
 
-/// How often the head says something to each member, and looks for those that are lost.
-const BEAT_INTERVAL: Duration = Duration::from_secs(1);
-
-/// A beat this late shows that this program did not run meanwhile.
-const PAUSED_AFTER: Duration = Duration::from_secs(2);
-
 /// Time for a handshake and for the first message.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Time for the kernel to take a message of a few bytes.
-const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Most connections that have not said yet which member they are of.
 const MAX_UNKNOWN_CONNECTIONS: usize = 64;
@@ -90,7 +83,8 @@ struct Members {
 impl Members {
     fn deliver(&self, orders: Vec<Order>) {
         for (number, order) in orders {
-            // A member without a connection, or with one that takes nothing, is found by its silence.
+            // A member without a connection, or with one that takes nothing, is found by its
+            // silence.
             let _ = self.outboxes.get(&number).map(|outbox| outbox.try_send(order));
         }
     }
@@ -240,21 +234,14 @@ impl Gang {
     /// Serves members until `end`, then tells them that the replica has ended.
     pub(crate) async fn serve(self: Arc<Self>, listener: TcpListener, end: CancellationToken) {
         let (connections, mut unknown) = (TaskTracker::new(), UnknownConnections::default());
-        let mut beats = interval(BEAT_INTERVAL);
-        beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut last_beat = Instant::now();
+        let mut beats = Beats::new();
         loop {
             let stream = tokio::select! {
                 () = end.cancelled() => break,
-                _ = beats.tick() => {
-                    let now = Instant::now();
-                    let late = now.saturating_duration_since(last_beat).saturating_sub(BEAT_INTERVAL);
-                    last_beat = now;
+                paused = beats.next() => {
                     self.update(|members| {
-                        if late > PAUSED_AFTER {
-                            members.roster.excuse(late);
-                        }
-                        members.roster.tick(now);
+                        members.roster.excuse(paused);
+                        members.roster.tick(Instant::now());
                     });
                     continue;
                 }
@@ -316,13 +303,12 @@ impl Gang {
             Ok(link) => link,
             Err(reason) => {
                 tracing::warn!(event = "member_refused", number, host, reason, "not taken in as a member");
-                let _ = timeout(SEND_TIMEOUT, peer.writer.send(&HeadMessage::Refused(reason))).await;
+                let _ = peer.writer.send(&HeadMessage::Refused(reason)).await;
                 return;
             }
         };
         tracing::info!(event = "member_joined", number, host, from = %peer.from, "a member of the replica has joined");
-        let mut beats = interval(BEAT_INTERVAL);
-        beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut beats = Beats::new();
         loop {
             let message = tokio::select! {
                 () = end.cancelled() => HeadMessage::Leave("the head of the replica has ended".to_owned()),
@@ -331,7 +317,7 @@ impl Gang {
                     // Another connection of the member has taken its place.
                     None => return,
                 },
-                _ = beats.tick() => HeadMessage::Beat,
+                _ = beats.next() => HeadMessage::Beat,
                 heard = peer.reader.next() => match heard {
                     Ok(Some(message)) => {
                         self.hear((number, link), &host, message);
@@ -341,7 +327,7 @@ impl Gang {
                 },
             };
             let is_last = matches!(message, HeadMessage::Leave(_));
-            if !matches!(timeout(SEND_TIMEOUT, peer.writer.send(&message)).await, Ok(Ok(()))) || is_last {
+            if peer.writer.send(&message).await.is_err() || is_last {
                 break;
             }
         }
@@ -412,10 +398,4 @@ struct Peer {
     writer: MessageWriter,
     own_address: IpAddr,
     from: SocketAddr,
-}
-
-/// Next epoch, which increases even if the clock was set back, and is not that of an earlier head.
-fn next_epoch(last: u64) -> u64 {
-    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since_1970.as_micros()).unwrap_or(u64::MAX).max(last + 1)
 }

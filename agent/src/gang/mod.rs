@@ -8,6 +8,7 @@
 //! nodes.
 
 pub(crate) mod address;
+pub(crate) mod beat;
 mod head;
 mod roster;
 pub(crate) mod setup;

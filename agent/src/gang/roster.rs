@@ -24,7 +24,7 @@ const REJOIN_GRACE: Duration = Duration::from_secs(5);
 /// A message, and the number of the member that gets it.
 pub(crate) type Order = (u32, HeadMessage);
 
-/// Why an epoch cannot go on.
+/// Loss that ends an epoch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Loss {
     /// Host of the member.
@@ -42,7 +42,7 @@ pub(crate) enum Readiness {
     Refused(String),
 }
 
-/// What the parts on other nodes do.
+/// Activity of the parts on other nodes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum FarActivity {
     /// A process there was stopped.
@@ -77,12 +77,12 @@ enum EpochStage {
 enum MemberStage {
     /// Nothing runs there.
     Idle,
-    /// It was asked to prepare.
+    /// The member was asked to prepare.
     Asked,
     Ready,
     Refused(String),
     Running,
-    /// It was told to kill its part.
+    /// The member was told to kill its part.
     Ending,
 }
 
@@ -132,7 +132,7 @@ impl Roster {
     /// member is told.
     ///
     /// # Errors
-    /// Why it is not taken in.
+    /// Reason why the member is not taken in.
     pub(crate) fn join(&mut self, hello: Hello, now: Instant) -> Result<(u64, Vec<HeadMessage>), String> {
         if hello.protocol != PROTOCOL || hello.version != env!("CARGO_PKG_VERSION") {
             return Err(format!(
@@ -166,7 +166,7 @@ impl Roster {
                 orders.push(HeadMessage::Kill);
                 MemberStage::Ending
             }
-            // Its part has ended while it was away.
+            // The member's part has ended while the member was away.
             None if had_part && is_same_life && stage == EpochStage::Running => {
                 self.loss.get_or_insert_with(|| agent_died(&hello.host));
                 MemberStage::Idle
@@ -246,7 +246,7 @@ impl Roster {
             if member.stage == MemberStage::Ready {
                 orders.push((number, start.clone()));
             } else {
-                // It has gone since it was ready.
+                // The member has gone since it was ready.
                 self.loss.get_or_insert_with(|| agent_died(&member.host()));
             }
             member.stage = MemberStage::Running;
@@ -278,8 +278,10 @@ impl Roster {
         orders
     }
 
-    /// Records the end of a member's part. It counts also when it is told after the head's own part
-    /// has ended: the head often notices first, and knows less.
+    /// Records the end of a member's part.
+    ///
+    /// The member's word also counts after the head's own part has ended: the head often notices
+    /// first, and knows less.
     pub(crate) fn ended(&mut self, number: u32, link: u64, epoch: u64, end: PartEnd) {
         let is_current = epoch == self.epoch;
         let Some(member) = self.member_of(number, link).filter(|_| is_current) else { return };
@@ -287,15 +289,15 @@ impl Roster {
         self.loss.get_or_insert(loss);
     }
 
-    /// Records that nothing is left on a member's node: the loss of an epoch that runs. If one is being
-    /// prepared, the member takes part.
+    /// Records that nothing is left on a member's node, which loses an epoch that runs.
+    ///
+    /// If an epoch is being prepared, the member takes part.
     pub(crate) fn emptied(&mut self, number: u32, link: u64) -> Vec<Order> {
         let Some(member) = self.member_of(number, link) else { return Vec::new() };
         member.activity = PartActivity::Absent;
         let host = member.host();
-        match member.stage {
-            MemberStage::Ending | MemberStage::Running => {}
-            _ => return Vec::new(),
+        if !matches!(member.stage, MemberStage::Ending | MemberStage::Running) {
+            return Vec::new();
         }
         let was_running = std::mem::replace(&mut member.stage, MemberStage::Idle) == MemberStage::Running;
         if was_running && self.stage == EpochStage::Running {
@@ -323,15 +325,7 @@ impl Roster {
             let gone = member.gone_since.map(|since| now.saturating_duration_since(since));
             match gone {
                 Some(gone) if gone >= REJOIN_GRACE => Some(agent_died(&member.host())),
-                _ if silence >= lease => Some(Loss {
-                    host: member.host(),
-                    end: PartEnd {
-                        kind: "member".to_owned(),
-                        cause: format!("nothing was heard from {} for {} s", member.host(), silence.as_secs()),
-                        remedy: "look whether that node lives and reaches the head's".to_owned(),
-                        is_outside_kill: true,
-                    },
-                }),
+                _ if silence >= lease => Some(silent(&member.host(), silence)),
                 _ => None,
             }
         });
@@ -361,7 +355,7 @@ impl Roster {
         self.members.iter().all(|member| member.gone_since.is_some() || !matches!(member.stage, MemberStage::Running | MemberStage::Ending))
     }
 
-    /// What the parts on other nodes do.
+    /// Activity of the parts on other nodes.
     pub(crate) fn activity(&self, now: Instant) -> FarActivity {
         let mut whole = FarActivity::Idle;
         for member in &self.members {
@@ -414,22 +408,23 @@ impl KnownMember {
 }
 
 fn part_ended(host: &str) -> Loss {
-    let end = PartEnd {
-        kind: "member".to_owned(),
-        cause: format!("the agent on {host} has ended its part of the engine"),
-        remedy: "that agent's log says why; the replica starts again by itself".to_owned(),
-        is_outside_kill: true,
-    };
-    Loss { host: host.to_owned(), end }
+    let cause = format!("the agent on {host} has ended its part of the engine");
+    lost(host, cause, "that agent's log says why; the replica starts again by itself")
 }
 
 fn agent_died(host: &str) -> Loss {
-    let end = PartEnd {
-        kind: "member".to_owned(),
-        cause: format!("the agent on {host} is gone, and its part of the engine with it"),
-        remedy: "look at that agent's log; the replica starts again once it is back".to_owned(),
-        is_outside_kill: true,
-    };
+    let cause = format!("the agent on {host} is gone, and its part of the engine with it");
+    lost(host, cause, "look at that agent's log; the replica starts again once it is back")
+}
+
+fn silent(host: &str, silence: Duration) -> Loss {
+    let cause = format!("nothing was heard from {host} for {} s", silence.as_secs());
+    lost(host, cause, "look whether that node lives and reaches the head's")
+}
+
+/// Loss of a whole member, which no request is to blame for.
+fn lost(host: &str, cause: String, remedy: &str) -> Loss {
+    let end = PartEnd { kind: "member".to_owned(), cause, remedy: remedy.to_owned(), is_outside_kill: true };
     Loss { host: host.to_owned(), end }
 }
 

@@ -2,6 +2,7 @@
 //! their head.
 
 use std::io;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::{SinkExt, StreamExt};
@@ -9,12 +10,16 @@ use hostler_tls::Stream;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::io::{ReadHalf, WriteHalf};
+use tokio::time::timeout;
 use tokio_util::codec::{FramedRead, FramedWrite, LengthDelimitedCodec};
 
 use super::setup::PartSetup;
 
 /// Version of the protocol. Agents of one replica are of one build, so it only tells others off.
 pub(crate) const PROTOCOL: u32 = 1;
+
+/// Time for the kernel to take a message.
+pub(super) const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Longest frame, in bytes. A setup with all its arguments has some kilobytes.
 const MAX_FRAME_BYTES: usize = 256 * 1024;
@@ -28,7 +33,7 @@ const MAX_GPUS: usize = 64;
 /// Most of an engine's output in one message, in bytes.
 pub(crate) const MAX_OUTPUT_BYTES: usize = 64 * 1024;
 
-/// What a member says to its head.
+/// Message of a member to its head.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum MemberMessage {
     /// First of all.
@@ -65,7 +70,7 @@ pub(crate) struct Hello {
     pub(crate) epoch: Option<u64>,
 }
 
-/// Why a member's part ended, as the agent there has found out.
+/// Cause of the end of a member's part, as the agent there has found out.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PartEnd {
     /// Kind of the failure, see `FailureKind::as_str`.
@@ -76,7 +81,7 @@ pub(crate) struct PartEnd {
     pub(crate) is_outside_kill: bool,
 }
 
-/// What the processes of a member's part do.
+/// Activity of the processes of a member's part.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum PartActivity {
     /// There is none.
@@ -87,7 +92,7 @@ pub(crate) enum PartActivity {
     Idle,
 }
 
-/// What the head says to a member.
+/// Message of the head to a member.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum HeadMessage {
     /// Answer to `Hello`.
@@ -159,7 +164,12 @@ impl MessageReader {
 }
 
 impl MessageWriter {
+    /// Sends a message.
+    ///
+    /// # Errors
+    /// When the connection has ended, or has taken nothing for 10 s.
     pub(crate) async fn send(&mut self, message: &impl Serialize) -> io::Result<()> {
-        self.0.send(Bytes::from(serde_json::to_vec(message)?)).await
+        let sent = timeout(SEND_TIMEOUT, self.0.send(Bytes::from(serde_json::to_vec(message)?))).await;
+        sent.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "it takes no message"))?
     }
 }

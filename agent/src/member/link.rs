@@ -16,9 +16,6 @@ use crate::join::PeerAccess;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Time for the kernel to take a message.
-const SEND_TIMEOUT: Duration = Duration::from_secs(10);
-
 /// Messages that may wait in each direction.
 const QUEUE_LEN: usize = 256;
 
@@ -76,8 +73,7 @@ impl Link {
             tracing::debug!(%head, node, "the head has shown its certificate");
         }
         let (reader, mut writer) = split(stream);
-        let greeted = timeout(SEND_TIMEOUT, writer.send(&MemberMessage::Hello(hello))).await;
-        greeted.map_err(|_| other("it takes no message".to_owned()))?.map_err(|error| other(error.to_string()))?;
+        writer.send(&MemberMessage::Hello(hello)).await.map_err(|error| other(error.to_string()))?;
         let (outbox, outgoing) = mpsc::channel(QUEUE_LEN);
         let (incoming, inbox) = mpsc::channel(QUEUE_LEN);
         let carrier = AbortOnDropHandle::new(tokio::spawn(carry(reader, writer, outgoing, incoming)));
@@ -107,7 +103,7 @@ async fn carry(
         tokio::select! {
             message = outgoing.recv() => {
                 let Some(message) = message else { return };
-                if !matches!(timeout(SEND_TIMEOUT, writer.send(&message)).await, Ok(Ok(()))) {
+                if writer.send(&message).await.is_err() {
                     return;
                 }
             }

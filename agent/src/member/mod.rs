@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hostler_boot::Shutdown;
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
+use tokio::time::{Instant, sleep_until};
 use tokio_util::task::AbortOnDropHandle;
 
 use self::link::{DialFailure, Link};
@@ -21,17 +21,12 @@ use crate::engine::EngineSpec;
 use crate::engine::diagnosis::EndCause;
 use crate::gang::GangPlace;
 use crate::gang::address::{address_of, interface_with};
+use crate::gang::beat::Beats;
 use crate::gang::setup::PartSetup;
 use crate::gang::wire::{HeadMessage, Hello, MemberMessage, PROTOCOL, PartActivity, PartEnd};
 use crate::join::PeerAccess;
 use crate::uplink::{AttachLimits, AttachedGuard, Attachments, Backoff};
 use crate::vllm::MeetingPoint;
-
-/// How often the member says what its part does.
-const BEAT_INTERVAL: Duration = Duration::from_secs(1);
-
-/// A beat this late shows that this program did not run meanwhile.
-const PAUSED_AFTER: Duration = Duration::from_secs(2);
 
 /// After this silence the member opens another connection: a network that was down delays the old
 /// one by as much again.
@@ -43,7 +38,7 @@ const KILL_TIMEOUT: Duration = Duration::from_secs(15);
 /// Time for the last words to the head.
 const FAREWELL: Duration = Duration::from_millis(200);
 
-/// What a member is made of.
+/// Settings and handles of a member.
 #[derive(Debug)]
 pub(crate) struct MemberParts {
     pub(crate) place: GangPlace,
@@ -51,7 +46,8 @@ pub(crate) struct MemberParts {
     pub(crate) setup: PartSetup,
     pub(crate) host: String,
     pub(crate) gpus: Vec<String>,
-    /// Interface for the engine's own connections; empty means the one on which the head is reached.
+    /// Interface for the engine's own connections; empty means the one on which the head is
+    /// reached.
     pub(crate) interface: String,
     pub(crate) access: PeerAccess,
     pub(crate) limits: AttachLimits,
@@ -85,17 +81,16 @@ pub(crate) struct Member {
     dial_at: Instant,
     backoff: Backoff,
     attachments: Arc<Attachments>,
-    /// Why the head was not reached, as the log says it already.
+    /// Reason why the head was not reached, which is logged once.
     last_failure: String,
     /// When the head was last heard.
     heard: Instant,
     /// When the part that is being killed should be gone.
     killed_by: Option<Instant>,
-    /// Why the member leaves, and when it does so without its head.
+    /// Reason why the member leaves, and when it does so without its head.
     leaving: Option<(String, Instant)>,
     /// The head has let the member go.
     is_let_go: bool,
-    last_beat: Instant,
 }
 
 impl Member {
@@ -117,15 +112,13 @@ impl Member {
             killed_by: None,
             leaving: None,
             is_let_go: false,
-            last_beat: now,
         }
     }
 
     /// Serves the head until it lets the member go, or the member has to leave. Nothing is left
     /// running then, unless the end says so.
     pub(crate) async fn run(mut self, shutdown: &Shutdown) -> MemberEnd {
-        let mut beats = interval(BEAT_INTERVAL);
-        beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut beats = Beats::new();
         let (attachments, limits) = (self.attachments.clone(), self.parts.limits);
         let given_up = attachments.wait_given_up(limits);
         tokio::pin!(given_up);
@@ -141,7 +134,7 @@ impl Member {
                 message = next_message(&mut self.link) => self.handle_message(message),
                 dialled = await_some(&mut self.dial) => self.handle_dialled(dialled),
                 refusal = prepared(&mut self.preparing) => self.answer_prepare(refusal),
-                _ = beats.tick() => self.beat().await,
+                paused = beats.next() => self.beat(paused).await,
                 () = sleep_until(give_up_at.unwrap_or_else(Instant::now)), if give_up_at.is_some() => break,
                 reason = &mut given_up, if self.part.is_none() && self.leaving.is_none() => return MemberEnd::Unattached(reason),
             }
@@ -392,13 +385,11 @@ impl Member {
     }
 
     /// Says what the part does, and ends it when the head has been silent for too long.
-    async fn beat(&mut self) {
+    ///
+    /// The head may have spoken while this program was `paused`.
+    async fn beat(&mut self, paused: Duration) {
         let now = Instant::now();
-        let late = now.saturating_duration_since(self.last_beat).saturating_sub(BEAT_INTERVAL);
-        self.last_beat = now;
-        if late > PAUSED_AFTER {
-            self.heard += late;
-        }
+        self.heard += paused;
         let silence = now.saturating_duration_since(self.heard);
         if silence >= self.parts.place.lease {
             self.end_part(&format!("nothing was heard from the head for {} s", silence.as_secs()));

@@ -62,3 +62,11 @@ async fn a_file_that_others_may_change_is_not_believed() {
         assert!(said.contains(&format!("mode {mode:o}")) && said.contains("mode 600"), "{said}");
     }
 }
+
+#[tokio::test]
+async fn a_pipe_in_place_of_the_file_is_not_waited_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("endpoint.json");
+    rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    assert!(refusal(&RouterTarget::File(path)).await.contains("no plain file"));
+}

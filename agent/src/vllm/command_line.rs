@@ -230,7 +230,7 @@ fn vllm_arguments(launch: &LaunchContext<'_>) -> Vec<OsString> {
 }
 
 /// The user's arguments for this node's part of an engine.
-pub(crate) fn own_arguments(config: &AgentConfig) -> Vec<String> {
+fn own_arguments(config: &AgentConfig) -> Vec<String> {
     if config.member > 0 { without_server_flags(&config.engine_args) } else { config.engine_args.clone() }
 }
 

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -23,6 +23,7 @@ use crate::engine::startup_progress::StartupLogParser;
 use crate::engine::state_machine::{AfterExit, EngineEvent, EngineState};
 use crate::engine::warm_starts::StartOrigin;
 use crate::engine::{AdoptedLife, LaunchError, PastStart};
+use crate::epoch::next_epoch;
 use crate::keeper::wire::{self, KeeperRequest, LaunchSpec, ProcessSpec};
 use crate::keeper::{self, KeeperNotices};
 use crate::probe;
@@ -108,7 +109,8 @@ impl Supervisor {
 
     pub(super) fn spawn(&mut self) -> Result<(), EngineEvent> {
         self.deps.samples.send_replace(None);
-        let epoch = self.next_epoch();
+        let epoch = next_epoch(self.last_epoch);
+        self.last_epoch = epoch;
         self.life_count += 1;
         self.deps.log.begin_life(&format!("hostler: life {epoch} of this engine begins"));
         let line = match self.deps.spec.gang.as_ref().map(|gang| gang.start()) {
@@ -223,14 +225,6 @@ impl Supervisor {
             cache_follower: None,
             cache_joined: None,
         }
-    }
-
-    /// Next epoch, which increases even if the clock was set back.
-    pub(super) fn next_epoch(&mut self) -> u64 {
-        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let now = u64::try_from(since_1970.as_micros()).unwrap_or(u64::MAX);
-        self.last_epoch = now.max(self.last_epoch + 1);
-        self.last_epoch
     }
 
     pub(super) fn terminate(&mut self) {
