@@ -159,8 +159,8 @@ pub struct AgentConfig {
     pub member: u32,
     /// Where the agents of a replica over several nodes meet: `HOST:PORT` of node 0.
     pub head: String,
-    /// File in place of `head`, on a file system of all nodes: node 0 writes its address there. Only
-    /// its owner may be able to change it.
+    /// File in place of `head`, on a file system of all nodes: node 0 writes its address there.
+    /// Only its owner may be able to change it.
     pub head_file: PathBuf,
     /// Network interface for what the parts of an engine on several nodes say to each other, such
     /// as `hsn0`; empty means the one on which their agents meet.
@@ -171,8 +171,9 @@ pub struct AgentConfig {
     /// `hostler plan`.
     pub standby: bool,
     /// GPUs that engines may use, such as `0,1`: positions in PCI order, UUIDs or their beginnings.
-    /// Empty means those that `CUDA_VISIBLE_DEVICES` names, else all. Where engines have no GPUs, a list
-    /// is refused. `hostler plan --gpus` takes the same, or a description of GPUs that are not here.
+    /// Empty means those that `CUDA_VISIBLE_DEVICES` names, else all. Where engines have no GPUs, a
+    /// list is refused. `hostler plan --gpus` takes the same, or a description of GPUs that are not
+    /// here.
     pub gpus: String,
     /// What the engines are tuned for: `throughput`, `latency` or `conservative`; `hostler plan`
     /// shows the flags of each.

@@ -58,8 +58,8 @@ fn verdict(file: &Path, missing: usize) -> String {
     }
 }
 
-/// Files that the settings name and this host lacks, by line. That is no mistake: one file may serve
-/// several hosts, each of which has those of its role.
+/// Files that the settings name and this host lacks, by line. That is no mistake: one file may
+/// serve several hosts, each of which has those of its role.
 fn missing_files(settings: &Settings) -> Vec<String> {
     let given = settings.given().filter(|(name, ..)| NEEDED_FILES.contains(&name.as_str()));
     let named = given.filter_map(|(name, value, origin)| Some((name, value.as_str().filter(|path| !path.is_empty())?, origin)));

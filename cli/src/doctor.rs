@@ -89,7 +89,8 @@ pub(crate) async fn examine_host(settings: &Settings, model: Option<&str>) -> an
         return Ok(examine_machine(&gather_machine(&router, &agent, up).await));
     }
     let mut findings = examine(&gather(&router, &agent, &cluster).await);
-    // That of a fleet of jobs is its controller's. A folder that cannot be read is a finding already.
+    // That of a fleet of jobs is its controller's. A folder that cannot be read is a finding
+    // already.
     let is_without_jobs = FleetFolder::find(&cluster).is_ok_and(|folder| has_jobs(folder.as_ref()).is_ok_and(|jobs| !jobs));
     if is_without_jobs {
         findings.extend(find_other_routers().await.iter().map(|router| CheckResult::note("up", router.describe())));

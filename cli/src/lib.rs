@@ -104,8 +104,8 @@ enum Command {
     Controller(controller::ControllerArgs),
     /// Show what would run here, and why; starts nothing.
     ///
-    /// Shown are the layout of replicas, their memory and the flags of each engine. Where a model does
-    /// not fit a node, the plan says how many nodes would hold it (`--nodes-per-replica`).
+    /// Shown are the layout of replicas, their memory and the flags of each engine. Where a model
+    /// does not fit a node, the plan says how many nodes would hold it (`--nodes-per-replica`).
     Plan(plan::PlanArgs),
     /// Show nodes and replicas: phase, load, cache, and what is wrong.
     ///

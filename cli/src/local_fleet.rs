@@ -72,7 +72,8 @@ impl LocalFleet {
         !self.is_taken_down() && (is_own || self.replicas.iter().any(|replica| replica.model_ids().any(|model| model == name)))
     }
 
-    /// Whether its engines were stopped on purpose, and its process goes on as the router of others.
+    /// Whether its engines were stopped on purpose, and its process goes on as the router of
+    /// others.
     pub(crate) fn is_taken_down(&self) -> bool {
         self.has_router() && !self.replicas.is_empty() && self.replicas.iter().all(is_stopped)
     }
@@ -119,8 +120,8 @@ pub(crate) async fn find_local_fleets() -> Vec<LocalFleet> {
     found
 }
 
-/// What a router says; nothing if it has just ended. The error says that it does not answer, and what
-/// to do.
+/// What a router says; nothing if it has just ended. The error says that it does not answer, and
+/// what to do.
 async fn list(record: &UpRecord) -> Result<Option<ListResponse>, String> {
     if let Some(silence) = describe_suspension(record.pid) {
         return Err(silence);

@@ -19,7 +19,8 @@ const FOLLOW_INTERVAL: Duration = Duration::from_millis(500);
 
 #[derive(Debug, Args)]
 pub(crate) struct LogsArgs {
-    /// A replica, as `node/index`, or a model that only one serves; without it the only one there is.
+    /// A replica, as `node/index`, or a model that only one serves; without it the only one there
+    /// is.
     #[arg(value_name = "REPLICA|MODEL")]
     replica: Option<String>,
     /// How many lines, 200 at most.
@@ -62,8 +63,8 @@ async fn read(fleet: &mut AdminClient, replica: &str, lines: u32) -> anyhow::Res
     Ok(fleet.logs(request).await.map_err(status_error)?.into_inner())
 }
 
-/// The replica of this name, or the only one of this model, or the only one. Those that were stopped
-/// on purpose count only where there are no others.
+/// The replica of this name, or the only one of this model, or the only one. Those that were
+/// stopped on purpose count only where there are no others.
 fn choose(named: Option<&str>, replicas: &[&Replica]) -> anyhow::Result<String> {
     if let Some(named) = named.filter(|named| replicas.iter().any(|replica| replica.id == *named)) {
         return Ok(named.to_owned());

@@ -12,8 +12,8 @@ use hostler_proto::fleet::v1::Replica;
 /// Interval at which progress within a stage is shown again. Loading takes minutes.
 const REPEAT_INTERVAL: Duration = Duration::from_secs(30);
 
-/// How the reason of a replica begins that waits for another one, or for an engine that somebody else
-/// runs.
+/// How the reason of a replica begins that waits for another one, or for an engine that somebody
+/// else runs.
 const WAITS: &str = "waits for ";
 
 /// Last line shown about each replica.

@@ -3,7 +3,8 @@
 
 use std::fs;
 
-/// What is wrong with a suspended process and what to do; `None` if it is not suspended, or unknown.
+/// What is wrong with a suspended process and what to do; `None` if it is not suspended, or
+/// unknown.
 pub(crate) fn describe_suspension(pid: i32) -> Option<String> {
     is_suspended(pid).then(|| {
         format!("process {pid} is suspended (state T, as after Ctrl-Z): `kill -CONT {pid}` lets it go on, and `hostler down` ends what `hostler up` serves")

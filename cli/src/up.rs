@@ -41,8 +41,8 @@ const GPUS_TIMEOUT: Duration = Duration::from_secs(60);
 /// long, because the next one has another address.
 const ROUTER_PATIENCE: Duration = Duration::from_secs(30);
 
-/// An agent whose router is that of another `hostler up`, and which that router does not take in, ends
-/// after so long. A node of this name that has just died counts for half a minute.
+/// An agent whose router is that of another `hostler up`, and which that router does not take in,
+/// ends after so long. A node of this name that has just died counts for half a minute.
 const ATTACH_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Advice to one whose address is that of another `hostler up`.

@@ -45,8 +45,8 @@ pub struct Submission {
     pub name: String,
     /// Number of parts: 1 is a plain job, more are an array with the indices 1 to `parts`.
     pub parts: u32,
-    /// Hosts of each part, which it has for itself if there are several. The program runs once on each,
-    /// and learns its number from the scheduler's own variable.
+    /// Hosts of each part, which it has for itself if there are several. The program runs once on
+    /// each, and learns its number from the scheduler's own variable.
     pub hosts: u32,
     /// How long a part may run, in whole seconds; a fraction is rounded up.
     pub walltime: Duration,

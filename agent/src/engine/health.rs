@@ -145,8 +145,8 @@ async fn await_ready(
             // A router without engines is not healthy, and would never name its models.
             Ok(reply) if reply.is_from_router => Some(Err(ROUTER_ANSWERS.to_owned())),
             Ok(reply) if is_healthy(&reply) => Some(read_all_models(client, socket, desired).await),
-            // An engine that the agent starts needs its time, and prints what it does. Of another one only
-            // this is known.
+            // An engine that the agent starts needs its time, and prints what it does. Of another
+            // one only this is known.
             Ok(reply) => attached_to.map(|_| Err(format!("/health has status {}", reply.status.as_u16()))),
             Err(_) if !bound => match attached_to {
                 Some(target) => target.connect().await.err().map(|error| Err(format!("cannot connect: {error}"))),

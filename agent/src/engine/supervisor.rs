@@ -402,7 +402,8 @@ impl Supervisor {
         EngineEvent::Exited
     }
 
-    /// Waits for the members' parts to end once nothing is left of this one: they may know the cause.
+    /// Waits for the members' parts to end once nothing is left of this one: they may know the
+    /// cause.
     fn await_members(&mut self) -> Option<EngineEvent> {
         let Some(gang) = self.deps.spec.gang.clone() else { return Some(EngineEvent::GroupEmpty) };
         self.pending_work = PendingWork::AwaitingMembers(Box::pin(async move { gang.wait_quiet().await }));

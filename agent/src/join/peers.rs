@@ -1,4 +1,5 @@
-//! Access between agents of one replica: both show their node's certificate, or both are on one host.
+//! Access between agents of one replica: both show their node's certificate, or both are on one
+//! host.
 
 use std::net::IpAddr;
 use std::time::Duration;

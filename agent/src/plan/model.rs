@@ -77,8 +77,8 @@ impl ModelFacts {
 
     /// Memory of the weights of a stage, over all GPUs that share its layers.
     ///
-    /// The first stage has the token embeddings and the last one the output head. Where both are one
-    /// table, vLLM loads it at both ends.
+    /// The first stage has the token embeddings and the last one the output head. Where both are
+    /// one table, vLLM loads it at both ends.
     pub(super) fn stage_bytes(&self, stage: &PipelineStage) -> u64 {
         if stage.of <= 1 {
             return self.weight_bytes;

@@ -1,7 +1,7 @@
 //! Network between the nodes of a replica, as far as NCCL's choice is known beforehand.
 //!
-//! NCCL takes InfiniBand by itself. For Slingshot and others it needs a plug-in, which sites name in
-//! its variables; without one it uses plain sockets.
+//! NCCL takes InfiniBand by itself. For Slingshot and others it needs a plug-in, which sites name
+//! in its variables; without one it uses plain sockets.
 
 use std::path::Path;
 

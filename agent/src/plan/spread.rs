@@ -1,7 +1,8 @@
 //! Layout of a replica over several nodes, and the number of nodes that a model needs.
 //!
 //! Tensor parallelism exchanges data in every layer, so by default it stays within a node, where
-//! NVLink joins the GPUs. The nodes are stages of a pipeline: each passes its result on once a step.
+//! NVLink joins the GPUs. The nodes are stages of a pipeline: each passes its result on once a
+//! step.
 
 use super::error::{Alternative, ModelDoesNotFit, PlanError};
 use super::layout::{GpuGroupLayout, GpuLayout, LayoutRequest, SizeFit, SizeReason, SizeSearch, UnusedGpu};

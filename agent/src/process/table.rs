@@ -67,8 +67,8 @@ impl ProcessStat {
     }
 }
 
-/// When a process began, in clock ticks since boot; `None` if there is none of this number. With the
-/// number it names one process for as long as the machine is up.
+/// When a process began, in clock ticks since boot; `None` if there is none of this number. With
+/// the number it names one process for as long as the machine is up.
 #[must_use]
 pub fn process_start(pid: i32) -> Option<u64> {
     Some(ProcessStat::read(pid)?.started)

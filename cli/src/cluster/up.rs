@@ -61,8 +61,8 @@ pub(crate) struct UpArgs {
     /// `hostler wait` does that.
     #[arg(long, conflicts_with = "dry_run")]
     detach: bool,
-    /// Write a unit of your systemd that runs this command, and say how it is started; serve nothing
-    /// now.
+    /// Write a unit of your systemd that runs this command, and say how it is started; serve
+    /// nothing now.
     #[arg(long, conflicts_with_all = ["nodes", "max", "detach"], hide_short_help = true)]
     service: bool,
     /// This process is in the background; `--detach` has started it.

@@ -24,8 +24,8 @@ use crate::suspension::is_suspended;
 /// `agent.drain_timeout`, and then its engines `agent.stop_grace`.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(20 * 60);
 
-/// How long the router of a process that is to leave may answer nothing before the process is killed.
-/// A router on a busy machine was seen to take two seconds.
+/// How long the router of a process that is to leave may answer nothing before the process is
+/// killed. A router on a busy machine was seen to take two seconds.
 const UNRESPONSIVE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// How often engines that drain, and routers that leave, are looked at.
@@ -65,8 +65,8 @@ pub(crate) async fn down(names: &[String]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Finds what is up, once those processes that are to end and that a signal has suspended go on: only
-/// then can they leave.
+/// Finds what is up, once those processes that are to end and that a signal has suspended go on:
+/// only then can they leave.
 async fn find_resumed(names: &[String]) -> anyhow::Result<Vec<LocalFleet>> {
     let fleets = find_local_fleets().await;
     let suspended = plan_endings(&fleets, names).into_iter().filter(|ending| is_suspended(ending.fleet.record.pid));

@@ -55,8 +55,8 @@ fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().create(true).append(true).mode(0o600).open(path)
 }
 
-/// Has `write_to` take another file whenever the log at `path` is large; the part before it is kept beside
-/// it. The access log follows by itself when its file is moved.
+/// Has `write_to` take another file whenever the log at `path` is large; the part before it is kept
+/// beside it. The access log follows by itself when its file is moved.
 pub(crate) async fn keep_bounded(path: impl Fn() -> Option<PathBuf>, write_to: impl Fn(File)) {
     loop {
         sleep(CHECK_INTERVAL).await;

@@ -1,5 +1,5 @@
-//! Routers of this user on this host that `hostler up` has not started: other commands name them where
-//! nothing else is up, and do not end them.
+//! Routers of this user on this host that `hostler up` has not started: other commands name them
+//! where nothing else is up, and do not end them.
 
 use std::path::PathBuf;
 

@@ -36,8 +36,8 @@ impl Invitation {
         Self { edge: router.base_url.trim_end_matches("/v1").to_owned(), key_file: router.key_file.clone(), node }
     }
 
-    /// Shows how far the engines have come until they serve or have failed, then how to use them. On a
-    /// screen it goes on.
+    /// Shows how far the engines have come until they serve or have failed, then how to use them.
+    /// On a screen it goes on.
     async fn announce(&self, mut fleet: AdminClient, voice: &mut Voice) -> anyhow::Result<()> {
         let mut is_settled = false;
         loop {

@@ -56,8 +56,8 @@ impl Voice {
         self.is_background
     }
 
-    /// Has the log begin anew when it is large, until the result is dropped. `None` where the log is
-    /// somebody else's.
+    /// Has the log begin anew when it is large, until the result is dropped. `None` where the log
+    /// is somebody else's.
     pub(super) fn keep_log_bounded(&self) -> Option<AbortOnDropHandle<()>> {
         let task = match (self.log(), &self.file) {
             (Some(path), Some(file)) => {

@@ -261,8 +261,8 @@ impl FleetView {
         }
     }
 
-    /// Whether a replica is used only when nothing else is left: its lease has lapsed, a part of its
-    /// engine is on a node that is not heard, or a request on it was just lost.
+    /// Whether a replica is used only when nothing else is left: its lease has lapsed, a part of
+    /// its engine is on a node that is not heard, or a request on it was just lost.
     #[must_use]
     pub(crate) fn is_last_resort(&self, replica: &Replica, now: Instant) -> bool {
         let avoided_until = replica.local_load.avoided_until.load(Ordering::Relaxed);
@@ -309,8 +309,8 @@ impl FleetView {
         replica.local_load.avoided_until.store(self.millis_since_start(now + AVOIDANCE_AFTER_LOSS), Ordering::Relaxed);
     }
 
-    /// The models that replicas serve, and those that are expected. Those of replicas that were stopped
-    /// on purpose are not served any more.
+    /// The models that replicas serve, and those that are expected. Those of replicas that were
+    /// stopped on purpose are not served any more.
     #[must_use]
     pub(crate) fn models(&self) -> Vec<&Model> {
         let in_service = self.replicas.iter().filter(|replica| replica.state.phase != Phase::Stopped);

@@ -12,8 +12,8 @@ use crate::event_log::millis_since_1970;
 use crate::findings::{self, FleetFacts};
 use crate::fleet::{FleetView, Phase, Replica};
 
-/// How long an engine's failures count, and how many are a loop. These and the next two are those of
-/// the alerts.
+/// How long an engine's failures count, and how many are a loop. These and the next two are those
+/// of the alerts.
 const CRASH_LOOP_TIME: Duration = Duration::from_secs(1800);
 const CRASH_LOOP_FAILURES: usize = 3;
 
