@@ -74,6 +74,7 @@ pub use process::table::process_start;
 use router_target::RouterTarget;
 use run_dir::{RunDir, RunDirError};
 use uplink::{AttachLimits, Attachments, Uplink};
+pub use vllm::arguments::model_names;
 use vllm::version;
 
 #[derive(Debug, thiserror::Error)]
@@ -208,11 +209,11 @@ pub struct Agent {
 /// # Errors
 /// The missing part, with a remedy.
 pub fn check_engine(config: &AgentConfig) -> Result<EngineProgram, AgentError> {
-    let engine = choose_engine(config, Path::new(""))?;
-    if let EngineProgram::Vllm { .. } = engine {
+    // A mistyped folder is none, whatever engine would serve it.
+    if config.engine != EngineKind::Simulated {
         plan::check_model_path(&config.model)?;
     }
-    Ok(engine)
+    Ok(choose_engine(config, Path::new(""))?)
 }
 
 fn choose_engine(config: &AgentConfig, simulated: &Path) -> Result<EngineProgram, HostError> {

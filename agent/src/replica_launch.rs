@@ -16,7 +16,8 @@ use crate::engine::{AdoptedLife, Engine, EngineSpec};
 use crate::host::{EngineProgram, HostError, ReplicaPlan};
 use crate::keeper::SurvivingEngine;
 use crate::keeper::wire::ProcessSpec;
-use crate::vllm::command_line::command_line;
+use crate::vllm::arguments::model_names;
+use crate::vllm::command_line::{SIMULATED_MODEL, command_line};
 use crate::vllm::{CommandLine, FrontEndInUse, LaunchContext, plugin, warm_start};
 use crate::{Agent, AgentError, gpu, host, node, prompt_files, run_dir};
 
@@ -151,9 +152,13 @@ impl Agent {
 
     /// Setup of a replica's engine, for the advisor and the routers.
     fn engine_setup(&self, plan: &ReplicaPlan, command: &CommandLine) -> EngineSetup {
+        let arguments: Vec<String> = command.arguments.iter().map(|argument| argument.to_string_lossy().into_owned()).collect();
+        let model = Some(self.config.model.as_str()).filter(|model| !model.is_empty()).unwrap_or(SIMULATED_MODEL);
+        let is_attached = matches!(self.engine, EngineProgram::Attached { .. });
         EngineSetup {
+            model_names: if is_attached { Vec::new() } else { model_names(model, &arguments) },
             simulated: matches!(self.engine, EngineProgram::Simulated { .. }),
-            attached: matches!(self.engine, EngineProgram::Attached { .. }),
+            attached: is_attached,
             profile: self.config.profile.as_str(),
             path_alias: self.plan.setup.path_alias().map(str::to_owned),
             python_front_end_reason: match self.plan.front_end.in_use {
@@ -164,7 +169,7 @@ impl Agent {
             gpus: plan.gpus.clone(),
             has_nvlink_mesh: self.plan.share(plan).is_none_or(|share| !share.over_pcie),
             weights_bytes: self.plan.model.facts().map(|facts| facts.weight_bytes),
-            arguments: command.arguments.iter().map(|argument| argument.to_string_lossy().into_owned()).collect(),
+            arguments,
         }
     }
 }

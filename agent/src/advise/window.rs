@@ -44,6 +44,8 @@ pub struct EngineSetup {
     pub profile: &'static str,
     /// Second name of the model, the last part of its path, if it has that.
     pub path_alias: Option<String>,
+    /// Names by which it will serve its model; none if only the engine knows them.
+    pub model_names: Vec<String>,
     /// GPUs that one replica computes on; 1 on CPU.
     pub tensor_parallel: u32,
     /// GPUs of the engine, none on CPU.

@@ -9,7 +9,7 @@ use crate::advise::{EngineSetup, Finding};
 use crate::cache::CacheStatus;
 use crate::crashes::Crash;
 use crate::engine::startup_progress::PastStage;
-use crate::engine::{EngineStatus, PastStart, Phase};
+use crate::engine::{EngineStatus, ModelCard, PastStart, Phase};
 use crate::gang::MemberView;
 use crate::gpu::{Gpu, GpuReading};
 use crate::job::{JobClock, JobFacts};
@@ -219,10 +219,15 @@ fn past_start(start: &PastStart) -> wire::Start {
     wire::Start { origin: start.origin.as_str().to_owned(), stages: start.stages.iter().map(stage).collect() }
 }
 
+/// What the engine serves or, before it has said so, will serve by its arguments.
 fn models(setup: &EngineSetup, status: &EngineStatus) -> Vec<wire::Model> {
-    let own_name = status.models.first().map(|card| card.id.clone()).unwrap_or_default();
+    let mut cards: Vec<ModelCard> = status.models.to_vec();
+    if cards.is_empty() {
+        cards.extend(setup.model_names.iter().cloned().map(ModelCard::announced));
+    }
+    let own_name = cards.first().map(|card| card.id.clone()).unwrap_or_default();
     let alias_of = |id: &str| if setup.path_alias.as_deref() == Some(id) { own_name.clone() } else { String::new() };
-    status.models.iter().map(|card| wire::Model { id: card.id.clone(), card: card.raw.clone(), alias_of: alias_of(&card.id) }).collect()
+    cards.into_iter().map(|card| wire::Model { alias_of: alias_of(&card.id), id: card.id, card: card.raw }).collect()
 }
 
 fn gpu(gpu: &Gpu) -> wire::Gpu {

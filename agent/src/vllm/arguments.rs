@@ -3,6 +3,8 @@
 
 use std::fs;
 
+use super::flag::NAMES_FLAG;
+
 /// Flags with a value that only an engine with an HTTP server takes.
 const SERVER_FLAGS: [&str; 1] = ["--api-server-count"];
 
@@ -18,6 +20,25 @@ pub(crate) fn value_of<'a>(arguments: &'a [String], flag: &str) -> Option<&'a st
 /// Whether a `flag` without a value was given.
 pub(crate) fn is_given(arguments: &[String], flag: &str) -> bool {
     arguments.iter().any(|argument| is_flag(argument, flag))
+}
+
+/// Names by which an engine with these arguments serves `model`. None if that cannot be told, or if
+/// it serves adapters beside the model.
+pub fn model_names(model: &str, arguments: &[String]) -> Vec<String> {
+    let arguments = expand_config_file(arguments);
+    if is_given(&arguments, "--lora-modules") {
+        return Vec::new();
+    }
+    let names: Vec<&str> = match arguments.iter().rposition(|argument| is_flag(argument, NAMES_FLAG)) {
+        None => vec![model],
+        Some(at) => match arguments[at].split_once('=') {
+            Some((_, name)) => vec![name],
+            None => arguments[at + 1..].iter().map(String::as_str).take_while(|word| !word.starts_with("--")).collect(),
+        },
+    };
+    // A list in the file is not read.
+    let is_known = names.iter().all(|name| !name.is_empty() && !name.starts_with('['));
+    if is_known { names.into_iter().map(str::to_owned).collect() } else { Vec::new() }
 }
 
 fn is_flag(argument: &str, flag: &str) -> bool {

@@ -167,13 +167,12 @@ impl Refusal {
             let path = path.to_owned();
             return if is_withheld { Refusal::WithheldRoute { path } } else { Refusal::MissingRoute { path } };
         }
-        let any_ready = view.replicas.iter().any(|replica| replica.is_ready());
-        // An engine that loads for the first time may yet serve the model.
-        let all_known = view.replicas.iter().all(|replica| replica.is_ready() || !replica.state.models.is_empty());
+        // Some engines say only when they are ready which names they have.
+        let all_known = !view.replicas.is_empty() && view.replicas.iter().all(|replica| !replica.state.models.is_empty());
         let expectation = view.expectation(model);
         let exists = |model: &&str| expectation.is_some() || view.replicas.iter().any(|replica| replica.serves(Some(model)));
-        if let Some(model) = model.filter(|model| any_ready && all_known && !exists(model)) {
-            let known: Vec<&str> = view.models().into_iter().map(|model| model.id.as_str()).collect();
+        let known: Vec<&str> = view.models().into_iter().map(|model| model.id.as_str()).collect();
+        if let Some(model) = model.filter(|model| all_known && !known.is_empty() && !exists(model)) {
             return Refusal::UnknownModel { model: model.to_owned(), known: known.join(", ") };
         }
         if view.replicas.is_empty() && expectation.is_none() {
@@ -228,6 +227,19 @@ mod tests {
         check("soon", "", 45);
         check("failing", "n/1 is failed; ", 30);
         assert_eq!(refusal("other").to_string(), "The model `other` does not exist. Valid aliases: failing, late, m, one day, soon.");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_wrong_name_is_refused_while_the_models_load_whose_names_are_known() {
+        let fleet = fleet();
+        let loads = |index, name| ReplicaChange { state: Some(state(Phase::Loading, name)), ..ready(index) };
+        let refusal = || Refusal::for_request(&fleet.view(), Some("wrong"), "/v1/chat/completions");
+        let _lane = attach(&fleet, 1, vec![loads(0, "chat")]).await;
+        assert_eq!(refusal(), Refusal::UnknownModel { model: "wrong".into(), known: "chat".into() });
+        let mut nameless = loads(1, "");
+        nameless.state.as_mut().unwrap().models.clear();
+        let _other = attach(&fleet, 2, vec![loads(0, "chat"), nameless]).await;
+        assert!(matches!(refusal(), Refusal::NotReady { .. }), "the second may be it");
     }
 
     #[tokio::test(start_paused = true)]

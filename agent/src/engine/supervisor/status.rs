@@ -1,8 +1,6 @@
 //! Reports of the supervisor about its engine: the sentence for each state, and the status that
 //! everybody reads.
 
-use std::sync::Arc;
-
 use tokio::time::Instant;
 
 use super::Supervisor;
@@ -120,7 +118,8 @@ impl Supervisor {
                 hangs: self.hang_count,
                 failed_starts: self.failed_starts.unwrap_or(0),
                 version: self.deps.spec.version,
-                models: life.map(|life| Arc::clone(&life.models)).unwrap_or_default(),
+                // Until the engine answers again, clients learn of these what it does.
+                models: life.map(|life| &life.models).filter(|models| !models.is_empty()).unwrap_or(&status.models).clone(),
                 ready_in: life.and_then(|life| life.ready_in),
                 start: life.and_then(|life| life.start.clone()),
                 returns_in,

@@ -31,6 +31,22 @@ fn a_switch_is_given_with_dashes_or_underscores() {
 }
 
 #[test]
+fn an_engines_arguments_say_the_names_of_its_model() {
+    let table: [(&str, &[&str]); 6] = [
+        ("serve org/m --seed 1", &["org/m"]),
+        ("--served-model-name org/m m --seed 1 --served_model_name a b --seed 2", &["a", "b"]),
+        ("--served-model-name=a", &["a"]),
+        // Only the engine knows them.
+        ("--served-model-name", &[]),
+        ("--served-model-name=[a,b]", &[]),
+        ("--lora-modules x=/x", &[]),
+    ];
+    for (line, expected) in table {
+        assert_eq!(model_names("org/m", &arguments(line)), expected, "{line}");
+    }
+}
+
+#[test]
 fn a_short_flag_has_a_value_too() {
     assert_eq!(value_of(&arguments("-q fp8"), "-q"), Some("fp8"));
     assert_eq!(value_of(&arguments("--q fp8"), "-q"), None);
