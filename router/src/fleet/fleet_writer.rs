@@ -295,29 +295,37 @@ impl FleetWriter {
                     Arc::make_mut(replica).cache = cache;
                 }
             }
-            FleetUpdate::Detached { attachment } => {
-                let Some(attached) = self.nodes.values_mut().find(|attached| attached.attachment == attachment) else { return false };
-                attached.node.is_attached = false;
-                attached.lanes.mark_lost();
-                attached.last_report = Instant::now();
-                for replica in attached.replicas.values_mut().map(Arc::make_mut) {
-                    (replica.lease_lapsed, replica.cache) = (true, ReplicaCache::default());
-                    replica.last_report = attached.last_report;
-                }
-                tracing::warn!(
-                    event = "agent_lost",
-                    node = %attached.node.name,
-                    "agent lost: its replicas get no requests until it attaches again"
-                );
-                let (name, has_left) = (&attached.node.name, attached.has_left());
-                let how = if has_left { "has left" } else { "is not connected" };
-                attached.events.record("agent_lost", name, &format!("node {name}: its agent {how}"), !has_left);
-                self.gone_jobs.record(&attached.node, &attached.replicas, attached.last_report);
-            }
+            FleetUpdate::Detached { attachment } => return self.detach(attachment),
             FleetUpdate::Announced(expectations) => {
                 self.expectations = Arc::new(expectations.replace(&self.expectations));
                 self.announced_at = Instant::now();
             }
+        }
+        true
+    }
+
+    /// Ends an agent's connection, and forgets its node if the engines there were stopped. `false` if
+    /// another connection of that agent has taken its place.
+    fn detach(&mut self, attachment: u64) -> bool {
+        let Some(attached) = self.nodes.values_mut().find(|attached| attached.attachment == attachment) else { return false };
+        attached.node.is_attached = false;
+        attached.lanes.mark_lost();
+        attached.last_report = Instant::now();
+        let (name, has_left) = (attached.node.name.clone(), attached.has_left());
+        if has_left {
+            tracing::info!(event = "agent_left", node = %name, "node forgotten: its agent has left");
+            attached.events.record("agent_left", &name, &format!("node {name}: its agent has left"), false);
+        } else {
+            tracing::warn!(event = "agent_lost", node = %name, "agent lost: its replicas get no requests until it attaches again");
+            attached.events.record("agent_lost", &name, &format!("node {name}: its agent is not connected"), true);
+        }
+        self.gone_jobs.record(&attached.node, &attached.replicas, attached.last_report);
+        for replica in attached.replicas.values_mut().map(Arc::make_mut) {
+            (replica.lease_lapsed, replica.cache) = (true, ReplicaCache::default());
+            replica.last_report = attached.last_report;
+        }
+        if has_left {
+            self.nodes.remove(&name);
         }
         true
     }
@@ -329,9 +337,7 @@ impl FleetWriter {
         let before = self.nodes.len();
         self.nodes.retain(|name, attached| {
             let keep = attached.node.is_attached || attached.last_report.elapsed() < RETENTION_AFTER_LOSS;
-            if !keep && attached.has_left() {
-                tracing::info!(node = %name, "node forgotten: its agent has left");
-            } else if !keep {
+            if !keep {
                 tracing::warn!(event = "node_lost", node = %name, "node forgotten: its agent has not come back");
                 attached.events.record("node_lost", name, &format!("node {name} is gone: its agent has not come back"), true);
                 self.nodes_lost += 1;
@@ -400,9 +406,10 @@ impl FleetWriter {
 }
 
 impl AttachedNode {
-    /// Whether the node's engines were stopped when its agent went.
+    /// Whether the node's engines were stopped, and none of them had failed, when its agent went.
     fn has_left(&self) -> bool {
-        self.replicas.values().all(|replica| replica.state.phase == Phase::Stopped)
+        let has_failed = |replica: &Arc<Replica>| replica.report.state.as_deref().is_some_and(|state| state.failure.is_some());
+        self.replicas.values().all(|replica| replica.state.phase == Phase::Stopped && !has_failed(replica))
     }
 
     /// Writes how many lines about the node's replicas were left out in a minute that is over.

@@ -229,6 +229,16 @@ async fn a_lost_agents_lanes_break_and_its_node_is_forgotten() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_node_whose_engines_were_stopped_is_forgotten_when_its_agent_goes() {
+    let fleet = fleet();
+    let stopped = |index| ReplicaChange { state: Some(state(Phase::Stopped, "m")), ..ready(index) };
+    let lane = attach(&fleet, 1, vec![stopped(0), stopped(1)]).await;
+    assert_eq!(fleet.view().nodes.len(), 1, "its agent is there");
+    detach(&fleet, 1).await;
+    assert!(lane.is_lost() && fleet.view().nodes.is_empty() && fleet.view().replicas.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_new_attachment_replaces_the_old_and_its_reports() {
     let fleet = fleet();
     let old = attach(&fleet, 1, vec![ready(0), ready(1)]).await;
@@ -557,7 +567,7 @@ async fn a_node_is_lost_unless_it_left_or_returns() {
     }
     attach_node(&fleet, 4, "back", vec![ready(0)]).await;
     sleep(Duration::from_secs(58)).await;
-    assert_eq!((fleet.view().nodes_lost, fleet.view().nodes.len()), (0, 3));
+    assert_eq!((fleet.view().nodes_lost, fleet.view().nodes.len()), (0, 2), "the first has left for good");
     sleep(Duration::from_secs(4)).await;
     assert_eq!((fleet.view().nodes_lost, fleet.view().nodes.len()), (1, 1));
 }

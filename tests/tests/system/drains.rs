@@ -129,10 +129,9 @@ async fn an_agent_that_shuts_down_finishes_streams_and_leaves_nothing() {
     assert!(!fleet.is_running(engine.pid));
     let left: Vec<_> = std::fs::read_dir(&agent.run_dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(left, ["lock"], "only the lock of the whole run directory stays");
-    until("the node to be shown as lost", async || {
+    until("the node to be forgotten", async || {
         let nodes = fleet.admin().nodes().await.unwrap();
-        let lost = nodes.iter().any(|node| node.name == "n0" && !node.attached);
-        if lost { Ok(()) } else { Err(format!("{nodes:?}")) }
+        if nodes.iter().all(|node| node.name != "n0") { Ok(()) } else { Err(format!("{nodes:?}")) }
     })
     .await;
     assert_eq!(fleet.edge().post(CHAT, &chat(2)).await.status, 200);

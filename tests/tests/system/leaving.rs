@@ -143,7 +143,7 @@ async fn no_short_request_fails_when_one_job_of_two_ends() {
         let (one, other) = tokio::join!(edge.post(CHAT, &body), edge.post(CHAT, &body));
         assert!(one.status == 200 && other.status == 200, "{} {}", one.text(), other.text());
         answers += 2;
-        let left = scene.admin().nodes().await.unwrap().iter().any(|node| node.name == "n0" && !node.attached);
+        let left = scene.admin().nodes().await.unwrap().iter().all(|node| node.name != "n0");
         if left { Ok(()) } else { Err(format!("{answers} answers")) }
     })
     .await;
