@@ -3,7 +3,7 @@
 //! reads.
 
 /// Messages that are written as JSON, by their fields' names.
-const JSON_MESSAGES: [&str; 27] = [
+const JSON_MESSAGES: [&str; 28] = [
     "agent.v1.EngineLoad",
     "agent.v1.Failure",
     "agent.v1.Finding",
@@ -26,6 +26,7 @@ const JSON_MESSAGES: [&str; 27] = [
     "fleet.v1.ModelDemand",
     "fleet.v1.Node",
     "fleet.v1.Rates",
+    "fleet.v1.RefusedRequest",
     "fleet.v1.Replica",
     "fleet.v1.RequestCounts",
     "fleet.v1.Scored",

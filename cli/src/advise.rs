@@ -10,6 +10,9 @@ use crate::admin::{AdminArgs, connect, list_fleet};
 use crate::output::say;
 use crate::ps::{NO_AGENT, finding_lines};
 
+/// A KV cache counts as full from this share on.
+const FULL_FROM: f64 = 0.95;
+
 #[derive(Debug, Args)]
 pub(crate) struct AdviseArgs {
     /// A node, or a replica as `node/index`; all of the fleet without it.
@@ -73,10 +76,11 @@ fn lines(replicas: &[&Replica]) -> Vec<String> {
         .collect();
     if lines.is_empty() {
         let serving = replicas.iter().filter(|replica| replica.is_ready()).count();
-        return vec![format!(
+        let nothing = format!(
             "nothing to advise: {serving} of {} replicas serve, and nothing was seen that costs them speed; what does shows after half a minute of work",
             replicas.len()
-        )];
+        );
+        return [nothing].into_iter().chain(replicas.iter().filter_map(|replica| pressure(replica))).collect();
     }
     lines.push(
         "--front-end, --tp and --profile are settings of the agent; other flags are the engine's, behind `--` of `hostler up` and `hostler agent` or in \
@@ -84,6 +88,15 @@ fn lines(replicas: &[&Replica]) -> Vec<String> {
             .to_owned(),
     );
     lines
+}
+
+/// What an engine is short of at this moment; `None` if of nothing.
+fn pressure(replica: &Replica) -> Option<String> {
+    let engine = replica.load().engine?;
+    let full = (engine.kv_use >= FULL_FROM).then(|| format!("its KV cache is {:.0}% full", engine.kv_use * 100.0));
+    let waiting = (engine.waiting > 0).then(|| format!("{} requests wait in the engine", engine.waiting));
+    let short: Vec<String> = full.into_iter().chain(waiting).collect();
+    (!short.is_empty()).then(|| format!("right now {}: {}", replica.id, short.join(", and ")))
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ mod time_spent;
 use std::time::{Duration, UNIX_EPOCH};
 
 use clap::Args;
-use hostler_proto::fleet::v1::{Decision, ExplainRequest, Rates, Scored, Terms};
+use hostler_proto::fleet::v1::{Decision, ExplainRequest, ExplainResponse, Rates, RefusedRequest, Scored, Terms};
 use serde_json::json;
 
 use crate::admin::{AdminArgs, connect, status_error};
@@ -38,19 +38,32 @@ pub(crate) async fn explain(args: &ExplainArgs) -> anyhow::Result<()> {
     // All attempts of a named request; otherwise the last decision.
     let most = args.last.unwrap_or(if args.id.is_some() { 0 } else { 1 });
     let request = ExplainRequest { id: args.id.clone().unwrap_or_default(), most };
-    let decisions = connect(&args.admin).await?.explain(request).await.map_err(status_error)?.into_inner().decisions;
+    let ExplainResponse { decisions, refused } = connect(&args.admin).await?.explain(request).await.map_err(status_error)?.into_inner();
     if args.json {
-        say(&serde_json::to_string_pretty(&json!({ "decisions": decisions }))?);
-    } else if decisions.is_empty() {
-        say("this router has placed no request yet");
+        say(&serde_json::to_string_pretty(&json!({ "decisions": decisions, "refused": refused }))?);
+        return Ok(());
     }
-    for (index, decision) in decisions.iter().enumerate().filter(|_| !args.json) {
-        if index > 0 {
-            say("");
-        }
-        text(decision).iter().for_each(|line| say(line));
-    }
+    let told = refused.iter().map(refusal).chain(decisions.iter().map(text));
+    let told: Vec<String> = told.map(|lines| lines.join("\n")).collect();
+    say(&if told.is_empty() { "this router has had no request yet".to_owned() } else { told.join("\n\n") });
     Ok(())
+}
+
+/// Requests that were refused before a replica was chosen.
+fn refusal(refused: &RefusedRequest) -> Vec<String> {
+    let RefusedRequest { at_ms, count, method, path, model, key, tenant, status, cause, meaning } = refused;
+    let named = [("model", model), ("key", key), ("tenant", tenant)].into_iter().filter(|(_, name)| !name.is_empty());
+    let named: String = named.map(|(what, name)| format!("  {what} {name}")).collect();
+    let alike = if *count > 1 { format!("; {count} alike, this the latest") } else { String::new() };
+    vec![
+        format!("{}  {method} {path}{named}", time_of(*at_ms)),
+        format!("refused with status {status} before a replica was chosen, cause {cause}{alike}"),
+        meaning.clone(),
+    ]
+}
+
+fn time_of(at_ms: u64) -> String {
+    humantime::format_rfc3339_millis(UNIX_EPOCH + Duration::from_millis(at_ms)).to_string()
 }
 
 fn text(decision: &Decision) -> Vec<String> {
@@ -73,7 +86,7 @@ fn text(decision: &Decision) -> Vec<String> {
 }
 
 fn headline(decision: &Decision) -> Vec<String> {
-    let when = humantime::format_rfc3339_millis(UNIX_EPOCH + Duration::from_millis(decision.at_ms));
+    let when = time_of(decision.at_ms);
     let named = |what: &str, name: &str| if name.is_empty() { String::new() } else { format!("  {what} {name}") };
     let Decision { id, path, tokens, level, attempt, tied, candidates, .. } = decision;
     let why = match decision.why.as_str() {

@@ -23,7 +23,7 @@ use hostler_proto::fleet::v1::{
 use tokio::time::Instant;
 use tonic::{Code, Request, Response, Status};
 
-use crate::access_log::RefusalLog;
+use crate::access_log::{RefusalLog, RefusedRequest};
 use crate::admission::Admission;
 use crate::client_text::cut;
 use crate::findings;
@@ -132,15 +132,23 @@ impl fleet_server::Fleet for Operators {
     async fn explain(&self, request: Request<ExplainRequest>) -> Result<Response<ExplainResponse>, Status> {
         let ExplainRequest { id, most } = request.into_inner();
         let most = if most == 0 { 10 } else { most as usize }.min(MAX_DECISIONS);
-        let records = if id.is_empty() { self.placer.decisions.latest(most) } else { self.placer.decisions.find(&id) };
-        if records.is_empty() && !id.is_empty() {
+        let (records, refused) = if id.is_empty() {
+            let latest = self.placer.decisions.latest(most);
+            let since = latest.first().map_or(UNIX_EPOCH, |record| record.decided_at);
+            (latest, self.refusals.after(since, most))
+        } else {
+            (self.placer.decisions.find(&id), self.refusals.find(&id))
+        };
+        if records.is_empty() && refused.is_empty() && !id.is_empty() {
             let message = format!(
                 "no decision about a request {id:?} is remembered here: name the x-hostler-id of its answer, or the x-request-id that the client sent; \
                  each router remembers its own last decisions"
             );
             return Err(Status::not_found(message));
         }
-        Ok(Response::new(ExplainResponse { decisions: records.iter().take(most).map(|record| decision_message(record)).collect() }))
+        let decisions = records.iter().take(most).map(|record| decision_message(record)).collect();
+        let refused = refused.iter().map(RefusedRequest::message).collect();
+        Ok(Response::new(ExplainResponse { decisions, refused }))
     }
 
     async fn open_page(&self, request: Request<OpenPageRequest>) -> Result<Response<OpenPageResponse>, Status> {

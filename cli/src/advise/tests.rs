@@ -1,6 +1,6 @@
 use super::*;
 use crate::ps::tests::{finding, node, ready};
-use hostler_proto::agent::v1::ReplicaState;
+use hostler_proto::agent::v1::{EngineLoad, Load, ReplicaState};
 
 fn fleet() -> Vec<Node> {
     let front_end = finding("front_end", "the Python front-end used up to 0.97 of a core", "--front-end rust");
@@ -51,6 +51,15 @@ fn a_healthy_fleet_gets_no_advice() {
             "nothing to advise: 1 of 1 replicas serve, and nothing was seen that costs them speed; what does shows after half a minute of work"
         ]
     );
+}
+
+#[test]
+fn an_engine_without_advice_says_what_it_is_short_of_now() {
+    let engine = EngineLoad { kv_use: 0.991, waiting: 7, ..EngineLoad::default() };
+    let load = Load { engine: Some(engine), ..Load::default() };
+    let nodes = [node("n1", ready(), |replica| replica.load = Some(load))];
+    let lines = lines(&select_replicas(&nodes, None).unwrap());
+    assert_eq!(lines[1..], ["right now n1/0: its KV cache is 99% full, and 7 requests wait in the engine"]);
 }
 
 #[test]

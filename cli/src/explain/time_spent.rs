@@ -10,6 +10,9 @@ use super::first_token;
 const LATE_FACTOR: f64 = 2.0;
 const LATE_FROM: f64 = 0.05;
 
+/// A KV cache counts as full from this share on. vLLM begins to preempt when it finds no block.
+const FULL_FROM: f64 = 0.95;
+
 /// A gap in a stream is worth words from this many seconds on, and after so many times the usual
 /// time between two tokens.
 const GAP_FROM: f64 = 0.5;
@@ -21,9 +24,27 @@ pub(super) fn time_spent(decision: &Decision, chosen: &Scored) -> Option<String>
     let first = decision.first_token.or_else(|| Some(first_token(chosen).min(decision.total?)))?;
     let longest = parts(decision, chosen, first).into_iter().max_by(|(one, _), (other, _)| one.total_cmp(other));
     let longest = longest.filter(|(seconds, _)| *seconds > 0.0).map(|(_, words)| format!("; most of it: {words}"));
+    let most = loss_words(&decision.end).map(|words| format!("; it ended there, because {words}")).or(longest);
     let course = course(decision, chosen)?;
     let queued = decision.queue_seconds;
-    Some(format!("time: {queued:.3} s in the router's queue, {course}{}{}", longest.unwrap_or_default(), late(decision, chosen)))
+    Some(format!("time: {queued:.3} s in the router's queue, {course}{}{}", most.unwrap_or_default(), late(decision, chosen)))
+}
+
+/// Why an engine gave no more of an answer; `None` if that is not what happened.
+fn loss_words(end: &str) -> Option<&'static str> {
+    Some(match end {
+        "agent_lost" => "the connection to its agent was lost",
+        "difference" => "the engine's replay of the answer differed from what the client has got",
+        "draining" => "the replica was emptied",
+        "engine_error" => "the engine reported an error",
+        "engine_lost" => "the engine died, or hung and was killed",
+        "engine_stopped" => "the engine was stopped",
+        "incomplete" => "the engine ended the answer before it was complete",
+        "protocol" => "the agent broke the protocol",
+        "router_left" => "the router had to leave",
+        "silent" => "the agent was silent",
+        _ => return None,
+    })
 }
 
 /// The answer from its dispatch to its end, as far as it has come.
@@ -75,12 +96,17 @@ fn parts(decision: &Decision, chosen: &Scored, first: f64) -> [(f64, &'static st
     ]
 }
 
-fn late(decision: &Decision, chosen: &Scored) -> &'static str {
-    if decision.first_token.is_some_and(|first| first > LATE_FACTOR * first_token(chosen).max(LATE_FROM)) {
-        ", later than was expected: `hostler advise` says what costs that engine speed"
-    } else {
-        ""
+/// What may have made a late first token late.
+fn late(decision: &Decision, chosen: &Scored) -> String {
+    if decision.first_token.is_none_or(|first| first <= LATE_FACTOR * first_token(chosen).max(LATE_FROM)) {
+        return String::new();
     }
+    let cause = if chosen.kv_use >= FULL_FROM {
+        format!("that engine's KV cache was {:.0}% full when it came, so requests wait there for room", chosen.kv_use * 100.0)
+    } else {
+        "`hostler advise` says what costs that engine speed, after half a minute of work".to_owned()
+    };
+    format!(", later than was expected: {cause}")
 }
 
 #[cfg(test)]
@@ -141,9 +167,22 @@ mod tests {
     fn a_first_token_much_later_than_expected_is_said_to_be() {
         let terms = Terms { prefill: 0.1, ..Terms::default() };
         assert!(words(0.0, 0.9, terms).contains("later than was expected: `hostler advise`"));
+        let decision = Decision { first_token: Some(0.9), ..Decision::default() };
+        let full = time_spent(&decision, &Scored { kv_use: 0.99, ..chosen(terms, 9) }).unwrap();
+        assert!(
+            full.ends_with("later than was expected: that engine's KV cache was 99% full when it came, so requests wait there for room")
+        );
         assert!(!words(0.0, 0.15, terms).contains("later than"));
         assert!(!words(0.0, 0.09, Terms { prefill: 0.001, ..Terms::default() }).contains("later than"), "nobody feels that");
         assert!(words(0.0, 0.9, Terms::default()).contains("0.900 s until the first token"), "no term is known");
+    }
+
+    #[test]
+    fn a_stream_that_broke_off_is_explained_by_the_loss_and_not_by_its_pace() {
+        let end = "engine_lost".to_owned();
+        let decision = Decision { first_token: Some(0.1), total: Some(3.0), end, ..Decision::default() };
+        let told = time_spent(&decision, &chosen(Terms { steps: 0.1, ..Terms::default() }, 4)).unwrap();
+        assert!(told.contains("3.000 s until the end; it ended there, because the engine died, or hung and was killed"), "{told}");
     }
 
     #[test]

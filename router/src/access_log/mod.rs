@@ -33,8 +33,7 @@ use crate::sse::TokenUsage;
 use crate::traces::{RequestTrace, TraceParent};
 pub(crate) use attempt_entry::AttemptEntry;
 use line::AccessLine;
-pub(crate) use refusals::RefusalLog;
-use refusals::RefusedRequest;
+pub(crate) use refusals::{RefusalLog, RefusedRequest};
 use writer::LineSender;
 pub(crate) use writer::{AccessLogError, AccessLogWriter};
 
@@ -149,6 +148,13 @@ impl AccessEntry {
             line.id = id;
             line.model = model.map(|model| cut(model).into());
         });
+    }
+
+    /// The router's number of the request; `None` if it was refused before it was read.
+    pub(crate) fn request_id(&self) -> Option<u64> {
+        let open = self.0.as_ref()?;
+        let line = open.line.lock();
+        line.as_ref().map(|line| line.id).filter(|id| *id != 0)
     }
 
     /// Records that the request may be sent to an engine.

@@ -1,11 +1,15 @@
 //! The latest requests that were refused before a replica was chosen, for the page. Whoever floods
 //! the router with them pushes out its own, not those of others.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use hostler_api::Route;
+use hostler_proto::fleet::v1 as wire;
 use parking_lot::Mutex;
 use serde::Serialize;
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::line::AccessLine;
 use crate::client_text::cut;
@@ -13,6 +17,9 @@ use crate::event_log::millis_since_1970;
 
 /// Most refusals. Names are cut to 128 bytes each, so they take 20 kB at most.
 const MAX_REFUSALS: usize = 32;
+
+/// Most requests of one row that are found by their names: 32 kB of all rows.
+const MAX_NAMED: usize = 64;
 
 /// Refusals that differ in nothing but their time. It has names and our own words: no prompt, no
 /// key, no text of an error.
@@ -33,6 +40,12 @@ pub(crate) struct RefusedRequest {
     tenant: Box<str>,
     status: u16,
     cause: &'static str,
+    /// What the cause means, for people.
+    meaning: &'static str,
+    /// The latest of these requests, the oldest first: the router's number and the hash of the
+    /// client's id, each 0 if it has none.
+    #[serde(skip)]
+    named: VecDeque<(u64, u64)>,
 }
 
 impl RefusedRequest {
@@ -54,7 +67,29 @@ impl RefusedRequest {
             tenant: (&*line.tenant).into(),
             status,
             cause,
+            meaning: meaning(cause),
+            named: [(line.id, line.client_id.as_deref().map_or(0, hash))].into(),
         })
+    }
+
+    /// When the latest one ended.
+    pub(crate) fn ended_at(&self) -> SystemTime {
+        UNIX_EPOCH + Duration::from_millis(self.at_ms)
+    }
+
+    pub(crate) fn message(&self) -> wire::RefusedRequest {
+        wire::RefusedRequest {
+            at_ms: self.at_ms,
+            count: self.count,
+            method: self.method.clone(),
+            path: self.path.to_string(),
+            model: self.model.to_string(),
+            key: self.key.to_string(),
+            tenant: self.tenant.to_string(),
+            status: self.status.into(),
+            cause: self.cause.to_owned(),
+            meaning: self.meaning.to_owned(),
+        }
     }
 
     /// Whose place in the list it takes: the tenant's, else the key's. All without a key share one.
@@ -65,6 +100,33 @@ impl RefusedRequest {
     fn is_like(&self, other: &Self) -> bool {
         let distinguishing = |one: &Self| (one.status, one.cause, one.method.clone(), one.key.clone(), one.tenant.clone());
         (&self.path, &self.model) == (&other.path, &other.model) && distinguishing(self) == distinguishing(other)
+    }
+}
+
+fn hash(client_id: &str) -> u64 {
+    xxh3_64(client_id.as_bytes())
+}
+
+/// What a cause means, for people; empty if its name says it.
+fn meaning(cause: &str) -> &'static str {
+    match cause {
+        "crash_suspect" => "Engines have crashed with this request, so no further one gets it.",
+        "forbidden" => "Its key may not do this: the model, the priority or the path is not allowed to it.",
+        "limited" => "Its tenant, or the router, has reached a limit of requests or tokens. `hostler keys list` shows limits.",
+        "lost" => "Each attempt was lost, and no further replica could take it.",
+        "malformed" => "The request itself is wrong: its headers or its body. The client got the details.",
+        "media" => "It names media on a host that engines may not fetch from (router.media_hosts).",
+        "missing_route" => "No engine of this model has that path.",
+        "no_response" => "It names a stored response that no engine keeps, or that belongs to somebody else.",
+        "no_route" => "The router has no such path, or not for this method.",
+        "not_ready" => "No replica of the model could take it.",
+        "origin" => "A web page of an origin that is not in router.allowed_origins has sent it.",
+        "overloaded" => "The queue is full, or the wait for a replica with room was too long.",
+        "too_large" => "Its body is larger than router.max_body_bytes.",
+        "too_slow" => "The engine was too slow to answer (router.answer_timeout).",
+        "unauthenticated" => "It has no key, or one that is unknown, expired or revoked.",
+        "unknown_model" => "No replica serves a model of this name, or its key may not use it.",
+        _ => "",
     }
 }
 
@@ -91,8 +153,12 @@ impl RefusalLog {
         let mut refusals = self.0.lock();
         refusals.version += 1;
         if let Some(at) = refusals.latest.iter().position(|known| known.is_like(&refused)) {
-            let known = refusals.latest.remove(at);
-            refusals.latest.push(RefusedRequest { number: known.number, count: known.count + 1, ..refused });
+            let mut known = refusals.latest.remove(at);
+            if known.named.len() >= MAX_NAMED {
+                known.named.pop_front();
+            }
+            known.named.extend(&refused.named);
+            refusals.latest.push(RefusedRequest { number: known.number, count: known.count + 1, named: known.named, ..refused });
             return;
         }
         if refusals.latest.len() >= MAX_REFUSALS {
@@ -109,6 +175,19 @@ impl RefusalLog {
     pub(crate) fn since(&self, version: u64) -> Option<(u64, Vec<RefusedRequest>)> {
         let refusals = self.0.lock();
         (refusals.version != version).then(|| (refusals.version, refusals.latest.iter().rev().cloned().collect()))
+    }
+
+    /// The refusals of the request of this name, which is the router's number in hexadecimal or the
+    /// client's id.
+    pub(crate) fn find(&self, name: &str) -> Vec<RefusedRequest> {
+        let (id, client) = (u64::from_str_radix(name, 16).unwrap_or(0), hash(name));
+        let is_meant = |(number, client_id): &(u64, u64)| (*number != 0 && *number == id) || *client_id == client;
+        self.0.lock().latest.iter().rev().filter(|refused| refused.named.iter().any(is_meant)).cloned().collect()
+    }
+
+    /// The latest refusals after this moment, the newest first.
+    pub(crate) fn after(&self, moment: SystemTime, most: usize) -> Vec<RefusedRequest> {
+        self.0.lock().latest.iter().rev().take(most).filter(|refused| refused.ended_at() > moment).cloned().collect()
     }
 }
 
@@ -158,6 +237,21 @@ mod tests {
         (0..900).for_each(|_| log.record(RefusedRequest::of(&refused("flood", "m")).unwrap()));
         log.record(RefusedRequest::of(&refused("calm", "m")).unwrap());
         assert_eq!(holders(&log), [("calm".into(), 1), ("flood".into(), 900)]);
+    }
+
+    #[test]
+    fn a_refused_request_is_found_by_its_number_and_its_clients_name() {
+        let log = RefusalLog::default();
+        for number in 1..=200 {
+            let line = AccessLine { id: number, client_id: Some(format!("mine-{number}").into()), ..refused("t", "m") };
+            log.record(RefusedRequest::of(&line).unwrap());
+        }
+        log.record(RefusedRequest::of(&refused("other", "m")).unwrap());
+        for name in ["00000000000000c8", "mine-200", "mine-137"] {
+            let found = log.find(name);
+            assert_eq!((found.len(), &*found[0].tenant, found[0].count), (1, "t", 200), "{name}");
+        }
+        assert!(["0", "", "mine-136", "c9"].iter().all(|name| log.find(name).is_empty()), "names that nobody has, and old ones");
     }
 
     #[test]

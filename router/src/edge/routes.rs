@@ -36,6 +36,9 @@ impl Edge {
         let response = wanted.add_common_headers(self.check_and_route(request, flaw, &entry).await);
         let mut response = if is_ollamas { ollama::translate_error(response) } else { response };
         page.mark(response.headers_mut());
+        if let Some(id) = entry.request_id().filter(|_| !response.headers().contains_key(headers::ID_HEADER)) {
+            headers::add_id(response.headers_mut(), id);
+        }
         entry.set_status(response.status().as_u16(), response.body().size_hint().exact());
         response
     }

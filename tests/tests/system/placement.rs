@@ -420,7 +420,7 @@ async fn explain_shows_operators_the_arithmetic() {
     let admin = up.admin().await.socket();
     let run = async |arguments: &[&str]| workplace.run(&[arguments, &["--admin", admin]].concat()).await;
     let nothing = run(&["explain"]).await;
-    assert_eq!((nothing.success, nothing.stdout.as_str()), (true, "this router has placed no request yet\n"), "{}", nothing.stderr);
+    assert_eq!((nothing.success, nothing.stdout.as_str()), (true, "this router has had no request yet\n"), "{}", nothing.stderr);
 
     let request = completion_request(&talk_stream(&text("a", 400), 3), &[("x-request-id", "mine")]);
     let answer = Endpoint::Tcp(up.address("edge").await).request(request).await;
@@ -435,6 +435,14 @@ async fn explain_shows_operators_the_arithmetic() {
     }
     let json: Value = serde_json::from_str(&run(&["explain", id, "--json"]).await.stdout).unwrap();
     assert_eq!((json["decisions"][0]["id"].as_str(), json["decisions"][0]["scored"].as_array().unwrap().len()), (Some(id), 2), "{json}");
+    let wrong = completion_request(&json!({"model": "wrong", "prompt": "a"}), &[("x-request-id", "theirs")]);
+    let refused = Endpoint::Tcp(up.address("edge").await).request(wrong).await;
+    for name in [&["explain"][..], &["explain", refused.header("x-hostler-id").unwrap()], &["explain", "theirs"]] {
+        let output = run(name).await;
+        let told =
+            "POST /v1/chat/completions  model wrong\nrefused with status 404 before a replica was chosen, cause unknown_model\nNo replica";
+        assert!(output.success && output.stdout.contains(told), "{}{}", output.stdout, output.stderr);
+    }
     let unknown = run(&["explain", "nobody"]).await;
     assert!(!unknown.success && unknown.stderr.starts_with("error: no decision about a request \"nobody\""), "{}", unknown.stderr);
 

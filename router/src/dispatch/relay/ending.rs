@@ -79,7 +79,7 @@ impl Relay {
         if self.is_event_stream() {
             feedback.record_gap(self.pipeline.lock().take_gap());
         }
-        feedback.record_outcome(outcome.as_str());
+        feedback.record_outcome(cause.unwrap_or(outcome.as_str()));
         if Verdict::from(outcome).is_failure() {
             replica.local_load.count_failure();
         }

@@ -41,7 +41,8 @@ function drawHealth() {
   const all = replicas();
   const ready = all.filter(serves).length;
   const trouble = model.totals.findings.map(({ kind }) => findingName(kind)).join(", ");
-  const simulated = all.some(({ replica }) => replica.is_simulated) ? " · simulated" : "";
+  const many = all.filter(({ replica }) => replica.is_simulated).length;
+  const simulated = many === 0 ? "" : many === all.length ? " · simulated" : ` · ${many} simulated`;
   const words = all.length === 0 ? "no replica yet" : `${ready} of ${plural(all.length, "replica")} ready${simulated}`;
   setText(byId("health"), trouble ? `${trouble} · ${words}` : words);
   const phase = all.length === 0 ? "starting" : ready === all.length ? "ready" : ready === 0 ? "failed" : "draining";

@@ -99,15 +99,15 @@ function row(request) {
 }
 
 /** How an answer ended, where its status does not say it. */
-const ENDS = { complete: "", rejected: "", full: "", error: "", client_left: "left", broken: "broken" };
+const ENDS = { complete: "", rejected: "", full: "", error: "", client_left: "left" };
 
-/** `200`, `500`, `200 broken`, `engine lost`; `…` while nothing is known. */
+/** `200`, `500`, `200 engine lost`; `…` while nothing is known. */
 function statusWords({ status, end }) {
   const word = ENDS[end] ?? end.replaceAll("_", " ");
   return [status, word].filter(Boolean).join(" ") || "…";
 }
 
-const hasFailed = ({ status, end }) => status >= 500 || (end !== "" && ENDS[end] === undefined) || end === "broken" || end === "full";
+const hasFailed = ({ status, end }) => status >= 500 || (end !== "" && ENDS[end] === undefined) || end === "full";
 
 /** Shows why a request went where it went. */
 export const explainRequest = (decision) => pick(decision);
@@ -151,30 +151,11 @@ const LEVELS = {
 };
 
 /** Why the router refused a request before it chose a replica, and what helps. */
-const CAUSES = {
-  crash_suspect: "Engines have crashed with this request, so no further one gets it.",
-  forbidden: "Its key may not do this: the model, the priority or the path is not allowed to it.",
-  limited: "Its tenant, or the router, has reached a limit of requests or tokens. `hostler keys list` shows limits.",
-  lost: "Each attempt was lost, and no further replica could take it.",
-  malformed: "The request itself is wrong: its headers or its body. The client got the details.",
-  media: "It names media on a host that engines may not fetch from (router.media_hosts).",
-  missing_route: "No engine of this model has that path.",
-  no_response: "It names a stored response that no engine keeps, or that belongs to somebody else.",
-  no_route: "The router has no such path, or not for this method.",
-  not_ready: "No replica of the model could take it.",
-  origin: "A web page of an origin that is not in router.allowed_origins has sent it.",
-  overloaded: "The queue is full, or the wait for a replica with room was too long.",
-  too_large: "Its body is larger than router.max_body_bytes.",
-  too_slow: "The engine was too slow to answer (router.answer_timeout).",
-  unauthenticated: "It has no key, or one that is unknown, expired or revoked.",
-  unknown_model: "No replica serves a model of this name, or its key may not use it.",
-};
-
-function refusal({ at_ms: at, cause, count: times, method, path, model: name, key, tenant, status }) {
+function refusal({ at_ms: at, cause, count: times, method, path, model: name, key, tenant, status, meaning }) {
   const parts = [clock(at), `${method} ${path}`, name && `model ${name}`, key ? `key ${key}` : "", tenant && `tenant ${tenant}`, `status ${status}`, `cause ${cause}`];
   if (times > 1) parts.push(`${count(times)} alike, this the latest`);
   return [
-    el("p", { class: "verdict" }, el("b", {}, "Refused"), ` before a replica was chosen. ${CAUSES[cause] ?? ""}`),
+    el("p", { class: "verdict" }, el("b", {}, "Refused"), ` before a replica was chosen. ${meaning}`),
     el("p", { class: "note" }, parts.filter(Boolean).join(" · ")),
   ];
 }
