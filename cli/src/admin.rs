@@ -31,6 +31,7 @@ use crate::host_names::this_host;
 use crate::output::complain;
 use crate::settings::{cluster_config, operators_socket};
 use crate::suspension::describe_suspension;
+use crate::up_record::{UpRecord, find_records};
 
 /// How long the router may take to accept, and to answer.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -135,7 +136,7 @@ impl AdminEndpoint {
                     describe_absence(folder.as_ref())?
                 )
             }
-            _ => single_socket(sockets).map(Self::Socket),
+            _ => single_socket(sockets, &find_records().await).map(Self::Socket),
         }
     }
 }
@@ -173,16 +174,25 @@ async fn find_fleet(config: Option<&Path>) -> anyhow::Result<Option<RunningFleet
 const OTHERS_ROUTER: &str =
     "one of another user or host is asked at its admin address, with an admin key: --admin HOST:PORT --admin-key-file FILE";
 
-/// The only one of these sockets, or an error that names them.
-fn single_socket(mut sockets: Vec<PathBuf>) -> anyhow::Result<PathBuf> {
+/// The only one of these sockets, or an error that names them, and what `hostler up` serves there.
+fn single_socket(mut sockets: Vec<PathBuf>, records: &[UpRecord]) -> anyhow::Result<PathBuf> {
     match &sockets[..] {
         [_] => Ok(sockets.remove(0)),
         [] => bail!("no router of yours runs on this host: `hostler up MODEL` starts one; {OTHERS_ROUTER}"),
         several => {
-            let paths: Vec<String> = several.iter().map(|path| format!("--admin {}", path.display())).collect();
-            bail!("{} routers of yours run on this host; choose one: {}", several.len(), paths.join(" or "))
+            let choices: Vec<String> = several.iter().map(|socket| describe_choice(socket, records)).collect();
+            bail!("{} routers of yours run on this host; choose one: {}", several.len(), choices.join(", or "))
         }
     }
+}
+
+/// Such as `--admin /run/router-8002.sock (http://127.0.0.1:8000/v1 with tiny and chat)`.
+fn describe_choice(socket: &Path, records: &[UpRecord]) -> String {
+    let here: Vec<&UpRecord> = records.iter().filter(|record| record.router.operators_socket == socket).collect();
+    let names: Vec<&str> = here.iter().map(|record| record.name.as_str()).filter(|name| !name.is_empty()).collect();
+    let with = if names.is_empty() { String::new() } else { format!(" with {}", names.join(" and ")) };
+    let known = here.first().map(|record| format!(" ({}{with})", record.router.base_url)).unwrap_or_default();
+    format!("--admin {}{known}", socket.display())
 }
 
 /// A client of a router that shows its key with every call.
@@ -400,6 +410,7 @@ pub(crate) fn status_error(status: tonic::Status) -> anyhow::Error {
 mod tests {
     use super::*;
     use crate::env::tests::endpoint;
+    use crate::up_record;
 
     #[test]
     fn an_admin_endpoint_is_a_socket_or_an_address() {
@@ -421,11 +432,14 @@ mod tests {
     #[test]
     fn a_single_router_is_chosen_and_several_need_a_choice() {
         let [a, b] = ["/r/router-1.sock", "/r/router-2.sock"].map(PathBuf::from);
-        assert_eq!(single_socket(vec![a.clone()]).unwrap(), a);
-        let none = single_socket(Vec::new()).unwrap_err().to_string();
+        assert_eq!(single_socket(vec![a.clone()], &[]).unwrap(), a);
+        let none = single_socket(Vec::new(), &[]).unwrap_err().to_string();
         assert!(none.contains("--admin HOST:PORT --admin-key-file FILE"), "{none}");
-        let several = single_socket(vec![a, b]).unwrap_err().to_string();
-        assert!(several.contains("--admin /r/router-1.sock or --admin /r/router-2.sock"), "{several}");
+        let [mut tiny, mut chat] = [7, 8].map(|pid| up_record::tests::record(pid, &b));
+        (tiny.name, chat.name) = ("tiny".into(), "chat".into());
+        let several = single_socket(vec![a, b], &[tiny, chat]).unwrap_err().to_string();
+        let choices = "--admin /r/router-1.sock, or --admin /r/router-2.sock (http://127.0.0.1:7/v1 with tiny and chat)";
+        assert!(several.ends_with(choices), "{several}");
     }
 
     #[tokio::test]

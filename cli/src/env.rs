@@ -13,10 +13,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::fleet_state::{describe_absence, describe_shortfalls, has_jobs};
 use crate::host_names::this_host;
-use crate::local_fleet::{UpRouter, find_local_fleet};
+use crate::local_fleet::find_local_fleet;
 use crate::output::{complain, say};
 use crate::settings::cluster_config;
 use crate::trust::{ADDING_VARIABLE, Bundle, REPLACING_VARIABLES, write_bundle};
+use crate::up_record::UpRouter;
 
 /// Names that must bypass a proxy. Clients look a name up as it is written, so both are needed.
 const LOCAL_NAMES: [&str; 2] = ["localhost", "127.0.0.1"];
@@ -36,7 +37,8 @@ pub(crate) struct EnvArgs {
     /// Another line whenever the fleet is reached in another way, until standard input ends.
     #[arg(long, requires = "json")]
     follow: bool,
-    /// The model, where several run on this machine, each in a `hostler up` of its own.
+    /// The model or the process, where several run on this machine, each in a `hostler up` of its
+    /// own.
     model: Option<String>,
     /// For which shell the lines are.
     #[arg(long, value_enum, default_value_t, conflicts_with = "json")]

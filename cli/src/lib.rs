@@ -45,6 +45,7 @@ mod suspension;
 mod top;
 mod trust;
 mod up;
+mod up_record;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -110,7 +111,7 @@ enum Command {
     /// Show nodes and replicas: phase, load, cache, and what is wrong.
     ///
     /// `status` means the same.
-    #[command(alias = "status")]
+    #[command(aliases = ["status", "list", "ls"])]
     Ps(ps::PsArgs),
     /// Watch nodes and replicas in the terminal.
     ///

@@ -7,7 +7,6 @@ mod conflict;
 mod end;
 mod log_file;
 mod others;
-mod record;
 mod turn;
 mod wait;
 
@@ -20,13 +19,12 @@ use tokio::time::timeout;
 
 use crate::admin::{connect_to_socket, list_fleet};
 use crate::suspension::describe_suspension;
+use crate::up_record::{UpRecord, find_records};
 
 pub(crate) use self::conflict::explain_conflict;
 pub(crate) use self::end::down;
 pub(crate) use self::log_file::{UpLog, keep_bounded};
 pub(crate) use self::others::{OtherRouter, describe_nothing_up, find_other_routers};
-use self::record::find_records;
-pub(crate) use self::record::{JoinedAgent, PublishedRecord, UpRecord, UpRouter, check_room};
 pub(crate) use self::turn::UpTurn;
 pub(crate) use self::wait::{LocalWaitError, wait};
 
@@ -70,6 +68,11 @@ impl LocalFleet {
         let own = self.record.name.as_str();
         let is_own = own == name || own.rsplit('/').next() == Some(name);
         !self.is_taken_down() && (is_own || self.replicas.iter().any(|replica| replica.model_ids().any(|model| model == name)))
+    }
+
+    /// Whether a person means it by this word: a name that it serves, or the number of its process.
+    fn is_called(&self, word: &str) -> bool {
+        self.serves(word) || self.record.pid.to_string() == word
     }
 
     /// Whether its engines were stopped on purpose, and its process goes on as the router of
@@ -150,18 +153,32 @@ fn share_out(first: &UpRecord, joined: &[&UpRecord], listed: ListResponse) -> Ve
     std::iter::once(LocalFleet { record: first.clone(), replicas: replicas(nodes), findings, silence: None }).chain(of_joined).collect()
 }
 
-/// The one that serves this model; without a name, any where all share a router.
+/// The one that a person means by this word; `None` if there is none.
 ///
 /// # Errors
-/// When there is none, or several and no name chooses.
-pub(crate) async fn find_local_fleet(name: Option<&str>) -> anyhow::Result<LocalFleet> {
+/// When several have this name.
+fn find_called<'a>(fleets: &'a [LocalFleet], word: &str) -> anyhow::Result<Option<&'a LocalFleet>> {
+    let called: Vec<&LocalFleet> = fleets.iter().filter(|fleet| fleet.is_called(word)).collect();
+    if let [first, _, ..] = called[..] {
+        let all: Vec<String> =
+            called.iter().map(|fleet| format!("process {} at {}", fleet.record.pid, fleet.record.router.base_url)).collect();
+        bail!("{} serve {word}: {}; say the process instead of the name, such as {}", called.len(), all.join(", "), first.record.pid);
+    }
+    Ok(called.first().copied())
+}
+
+/// The one of this name or process; without a word, any where all share a router.
+///
+/// # Errors
+/// When there is none, or several and nothing chooses.
+pub(crate) async fn find_local_fleet(word: Option<&str>) -> anyhow::Result<LocalFleet> {
     let mut fleets = find_local_fleets().await;
     let up = describe_all(&fleets);
-    match (name, fleets.len()) {
+    match (word, fleets.len()) {
         (_, 0) => bail!(describe_nothing_up().await),
-        (Some(name), _) => match fleets.into_iter().find(|fleet| fleet.serves(name)) {
-            Some(fleet) => Ok(fleet),
-            None => bail!("{name} is not up here; up is {up}"),
+        (Some(word), _) => match find_called(&fleets, word)? {
+            Some(fleet) => Ok(fleet.clone()),
+            None => bail!("{word} is not up here; up is {up}"),
         },
         (None, _) if fleets.iter().all(|fleet| fleet.shares_router(&fleets[0])) => Ok(fleets.remove(0)),
         (None, several) => bail!("{several} models are up, so name one of them: {up}"),
@@ -173,10 +190,11 @@ pub(crate) mod tests {
     use hostler_proto::agent::v1::ReplicaState;
 
     use super::*;
+    use crate::up_record::{self, JoinedAgent};
 
     /// One whose process has this number, and whose edge this port.
     pub(crate) fn fleet(number: i32, replicas: Vec<Replica>) -> LocalFleet {
-        let record = record::tests::record(number, format!("/run/router-{number}.sock").as_ref());
+        let record = up_record::tests::record(number, format!("/run/router-{number}.sock").as_ref());
         LocalFleet { record, replicas, findings: Vec::new(), silence: None }
     }
 
@@ -213,6 +231,19 @@ pub(crate) mod tests {
         loading.record.name = "Qwen/Qwen3-8B".into();
         assert!(loading.serves("Qwen/Qwen3-8B") && loading.serves("Qwen3-8B") && !loading.serves("Qwen") && !loading.serves(""));
         assert_eq!(loading.describe(), "Qwen/Qwen3-8B (`hostler up`, process 7)");
+    }
+
+    #[test]
+    fn a_name_that_two_have_is_refused_and_the_process_chooses() {
+        let mut two = [7, 8].map(|pid| fleet(pid, Vec::new()));
+        for fleet in &mut two {
+            fleet.record.name = "a".into();
+        }
+        let refused = find_called(&two, "a").unwrap_err().to_string();
+        let both = "process 7 at http://127.0.0.1:7/v1, process 8 at http://127.0.0.1:8/v1";
+        assert_eq!(refused, format!("2 serve a: {both}; say the process instead of the name, such as 7"));
+        assert_eq!(find_called(&two, "8").unwrap().unwrap().record.pid, 8);
+        assert!(find_called(&two, "b").unwrap().is_none());
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! `hostler plan`: what the agent would run on this host, or on a described one, and why. Starts
 //! nothing.
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use clap::Args;
 use hostler_agent::plan::described_gpus::parse_gpus;
-use hostler_agent::plan::{PreviewRequest, preview};
+use hostler_agent::plan::{ModelInfo, PreviewRequest, preview};
 use hostler_agent::vllm::VllmVersion;
 use hostler_agent::{AgentConfig, check_spread};
 use hostler_boot::Settings;
@@ -66,8 +66,9 @@ pub(crate) async fn plan(settings: &Settings, args: &PlanArgs) -> anyhow::Result
         document["supposes"] = preview.assumptions.into();
         document["leaving"] = leaving.into();
         say(&serde_json::to_string_pretty(&document)?);
-        return check_computed(is_guess, &name);
+        return check_computed(is_guess, &name, &preview.plan.model);
     }
+    check_computed(is_guess, &name, &preview.plan.model)?;
     say(&preview.plan.page());
     for (at, sentence) in leaving.iter().enumerate() {
         say(&format!("{:<11}{sentence}", if at == 0 { "leaving" } else { "" }));
@@ -75,13 +76,15 @@ pub(crate) async fn plan(settings: &Settings, args: &PlanArgs) -> anyhow::Result
     for sentence in preview.assumptions {
         say(&format!("note       {sentence}"));
     }
-    check_computed(is_guess, &name)
+    Ok(())
 }
 
 /// A plan that knows nothing of its model is no plan, for scripts either.
-fn check_computed(is_guess: bool, model: &str) -> anyhow::Result<()> {
-    ensure!(!is_guess, "nothing could be computed for {model}, as the plan says beside its name");
-    Ok(())
+fn check_computed(is_guess: bool, name: &str, model: &ModelInfo) -> anyhow::Result<()> {
+    match model {
+        ModelInfo::Unknown { because } if is_guess => bail!("nothing could be computed for {name}: {because}"),
+        _ => Ok(()),
+    }
 }
 
 /// Whether these are GPUs of this host, by number or UUID. Every description has an x.

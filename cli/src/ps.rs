@@ -3,14 +3,16 @@
 mod fleet_jobs;
 mod gpu_total;
 
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
 use clap::Args;
 use hostler_proto::agent::v1::{Failure, Gpu, Job, Member};
-use hostler_proto::fleet::v1::{FleetFinding, GoneJob, ListResponse, Node, Replica};
+use hostler_proto::fleet::v1::{FleetEvent, FleetFinding, GoneJob, ListResponse, Node, PastRequest, Replica};
 use serde_json::{Value, json};
 
 use self::fleet_jobs::job_lines;
 pub(crate) use self::gpu_total::GpuTotal;
-use crate::admin::{AdminArgs, connect, list_fleet};
+use crate::admin::{AdminArgs, AdminClient, connect, list_fleet};
 use crate::fleet_state::describe_shortfalls;
 use crate::output::{Side, say, table, time_in_words};
 
@@ -27,7 +29,8 @@ pub(crate) struct PsArgs {
 }
 
 pub(crate) async fn ps(args: &PsArgs) -> anyhow::Result<()> {
-    let listed = list_fleet(&mut connect(&args.admin).await?).await?;
+    let mut router = connect(&args.admin).await?;
+    let listed = list_fleet(&mut router).await?;
     let folder = fleet_jobs::find_folder(&args.admin)?;
     let jobs = folder.as_ref().map(fleet_jobs::read).transpose()?.unwrap_or_default();
     if args.json {
@@ -41,6 +44,7 @@ pub(crate) async fn ps(args: &PsArgs) -> anyhow::Result<()> {
         if !listed.nodes.is_empty() || shortfalls.is_empty() {
             lines(&listed.nodes).iter().for_each(|line| say(line));
         }
+        past_failures(&mut router, &listed.nodes).await.iter().for_each(|line| say(line));
         job_lines(&jobs).iter().chain(&shortfalls).for_each(|line| say(line));
         gone_lines(&listed.gone_jobs).iter().for_each(|line| say(line));
     }
@@ -95,6 +99,26 @@ fn lines(nodes: &[Node]) -> Vec<String> {
         nodes.iter().filter(|node| !node.attached && node.job.is_none()).map(|node| format!("{}: its agent is not connected", node.name));
     lines.extend(lost);
     lines
+}
+
+/// What engines died of that serve again, as far as the router remembers it.
+async fn past_failures(router: &mut AdminClient, nodes: &[Node]) -> Vec<String> {
+    let restarted = |replica: &&Replica| replica.is_ready() && replica.state().restarts > 0;
+    if !nodes.iter().flat_map(|node| &node.replicas).any(|replica| restarted(&replica)) {
+        return Vec::new();
+    }
+    // The past is no reason to show nothing of the present.
+    let past = router.past(PastRequest { after_event: 0, most: 0 }).await;
+    let events = past.map(|past| past.into_inner().events).unwrap_or_default();
+    let replicas = nodes.iter().flat_map(|node| &node.replicas).filter(restarted);
+    replicas.filter_map(|replica| last_failure(&replica.id, &events, SystemTime::now())).collect()
+}
+
+/// The last failure of this replica.
+fn last_failure(replica: &str, events: &[FleetEvent], now: SystemTime) -> Option<String> {
+    let failed = events.iter().filter(|event| event.grave && event.subject == replica).max_by_key(|event| event.number)?;
+    let ago = now.duration_since(UNIX_EPOCH + Duration::from_millis(failed.at_ms)).unwrap_or_default();
+    Some(format!("{} ago: {}", time_in_words(ago.as_secs()), failed.words))
 }
 
 /// Jobs whose agent is gone, and what became of them.

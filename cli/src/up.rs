@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-use hostler_agent::{AgentConfig, EngineProgram, IfAgentDies, IfEnginesFail};
+use hostler_agent::{AgentConfig, EngineProgram, IfAgentDies, IfEnginesFail, model_names};
 use hostler_boot::{Settings, Shutdown, this_host};
 use hostler_router::{Router, RouterConfig, TakeoverError};
 use tokio::task::JoinHandle;
@@ -25,10 +25,11 @@ use crate::AdjustRouter;
 use crate::admin::{connect_to_socket, connect_with};
 use crate::agent::prepare_and_run;
 use crate::cluster::name_of_model;
-use crate::local_fleet::{JoinedAgent, LocalFleet, PublishedRecord, UpRecord, UpRouter, UpTurn, explain_conflict, find_local_fleets};
+use crate::local_fleet::{LocalFleet, UpTurn, explain_conflict, find_local_fleets};
 use crate::output::describe;
 use crate::router::{address_lines, log_exposures, router_config};
 use crate::settings::user_key_file;
+use crate::up_record::{JoinedAgent, PublishedRecord, UpRecord, UpRouter};
 
 /// How often the engines are checked until they are ready.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
@@ -240,12 +241,7 @@ fn is_simulated(engine: &EngineProgram) -> bool {
 /// What this command serves: the first name that it gives its model, else the model, else the
 /// servers; empty for the simulated engine without a name.
 fn served_name(config: &AgentConfig) -> String {
-    let flag = |argument: &str| argument.split('=').next().unwrap_or_default().replace('_', "-") == "--served-model-name";
-    let given = config.engine_args.iter().position(|argument| flag(argument));
-    let named = given.and_then(|at| match config.engine_args[at].split_once('=') {
-        Some((_, name)) => Some(name.to_owned()),
-        None => config.engine_args.get(at + 1).cloned(),
-    });
+    let named = model_names(&config.model, &config.engine_args).into_iter().next();
     named.unwrap_or_else(|| if config.model.is_empty() { config.attach.join(",") } else { config.model.clone() })
 }
 

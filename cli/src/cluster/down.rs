@@ -34,7 +34,7 @@ const CONTROLLER_PATIENCE: Duration = Duration::from_secs(40);
 #[derive(Debug, Args)]
 pub(crate) struct DownArgs {
     /// Their names, as `hostler up` said them; without one, all that are up. Where no fleet of jobs
-    /// is up, those that `hostler up` serves from this machine.
+    /// is up, those that `hostler up` serves from this machine, by name or by process.
     pub(crate) names: Vec<String>,
 }
 

@@ -14,7 +14,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::{sleep, timeout};
 
-use super::{LocalFleet, describe_all, describe_nothing_up, find_local_fleets, list};
+use super::{LocalFleet, describe_all, describe_nothing_up, find_called, find_local_fleets, list};
 use crate::admin::{connect_to_socket, status_error};
 use crate::fleet_state::NOTHING_UP;
 use crate::output::say;
@@ -31,19 +31,12 @@ const UNRESPONSIVE_TIMEOUT: Duration = Duration::from_secs(20);
 /// How often engines that drain, and routers that leave, are looked at.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Ends those that serve one of these names, or all, and waits until they are gone.
+/// Ends those of these names or processes, or all, and waits until they are gone.
 ///
 /// # Errors
-/// When there is none, or a name is nobody's.
+/// When there is none, or a name is nobody's or that of several.
 pub(crate) async fn down(names: &[String]) -> anyhow::Result<()> {
     let fleets = find_resumed(names).await?;
-    if let Some(unknown) = names.iter().find(|name| !fleets.iter().any(|fleet| fleet.serves(name))) {
-        let up = if fleets.is_empty() { String::new() } else { format!("; up is {}", describe_all(&fleets)) };
-        bail!("{unknown} is not up here{up}");
-    }
-    if fleets.is_empty() {
-        bail!(describe_nothing_up().await);
-    }
     for ending in plan_endings(&fleets, names) {
         let words = ending.fleet.describe();
         let ended = async { if ending.keeps_process { drain(ending.fleet).await } else { end_process(ending.fleet).await } };
@@ -65,10 +58,19 @@ pub(crate) async fn down(names: &[String]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Finds what is up, once those processes that are to end and that a signal has suspended go on:
-/// only then can they leave.
+/// Checks the names, and finds what is up, once those processes that are to end and that a signal has
+/// suspended go on: only then can they leave.
 async fn find_resumed(names: &[String]) -> anyhow::Result<Vec<LocalFleet>> {
     let fleets = find_local_fleets().await;
+    for name in names {
+        if find_called(&fleets, name)?.is_none() {
+            let up = if fleets.is_empty() { String::new() } else { format!("; up is {}", describe_all(&fleets)) };
+            bail!("{name} is not up here{up}");
+        }
+    }
+    if fleets.is_empty() {
+        bail!(describe_nothing_up().await);
+    }
     let suspended = plan_endings(&fleets, names).into_iter().filter(|ending| is_suspended(ending.fleet.record.pid));
     let suspended: Vec<&LocalFleet> = suspended.map(|ending| ending.fleet).collect();
     if suspended.is_empty() {
@@ -90,10 +92,10 @@ struct Ending<'a> {
     keeps_process: bool,
 }
 
-/// Those that serve one of these names, or all, in the order in which they end: a router after those
+/// Those of these names or processes, or all, in the order in which they end: a router after those
 /// that it serves. A router without any engine left ends with the last of them.
 fn plan_endings<'a>(fleets: &'a [LocalFleet], names: &[String]) -> Vec<Ending<'a>> {
-    let is_named = |fleet: &LocalFleet| names.is_empty() || names.iter().any(|name| fleet.serves(name));
+    let is_named = |fleet: &LocalFleet| names.is_empty() || names.iter().any(|name| fleet.is_called(name));
     let (first, joined): (Vec<_>, Vec<_>) = fleets.iter().partition(|fleet| fleet.has_router());
     let ends_joined = joined.iter().filter(|fleet| is_named(fleet)).map(|fleet| Ending { fleet, keeps_process: false });
     let ends_first = first.iter().filter_map(|fleet| {

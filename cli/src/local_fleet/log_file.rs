@@ -9,8 +9,8 @@ use std::time::{Duration, SystemTime};
 use anyhow::Context;
 use tokio::time::sleep;
 
-use super::record::make_folder;
 use crate::host_names::this_host;
+use crate::up_record::make_folder;
 
 /// How many logs of processes that have ended are kept.
 const KEPT: usize = 5;

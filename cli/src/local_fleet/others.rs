@@ -7,8 +7,8 @@ use hostler_router::find_operators_sockets;
 use rustix::process::geteuid;
 use tokio::net::UnixStream;
 
-use super::record::find_records;
 use crate::fleet_state::NOTHING_UP;
+use crate::up_record::find_records;
 
 /// A router that a person has started, or a unit of systemd.
 #[derive(Debug, Clone, PartialEq, Eq)]

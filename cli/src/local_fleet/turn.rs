@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use tokio::time::sleep;
 
-use super::record::make_folder;
 use crate::host_names::this_host;
 use crate::output::describe;
+use crate::up_record::make_folder;
 
 /// How long a turn is waited for. One lasts up to a minute, until the router's own agent has said
 /// which GPUs it has, and several may wait.

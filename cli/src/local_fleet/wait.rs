@@ -7,7 +7,7 @@ use anyhow::bail;
 use hostler_proto::fleet::v1::Replica;
 use tokio::time::sleep;
 
-use super::{LocalFleet, describe_all, describe_nothing_up, find_local_fleets};
+use super::{LocalFleet, describe_all, describe_nothing_up, find_called, find_local_fleets};
 use crate::output::{complain, say};
 use crate::startup_progress::StartupProgress;
 
@@ -64,6 +64,7 @@ async fn until_ready(name: Option<&str>, shown: &str) -> anyhow::Result<()> {
             }
         }
         has_appeared |= !fleets.is_empty();
+        name.map(|name| find_called(&fleets, name)).transpose()?;
         let replicas: Vec<Replica> = fleets.iter().flat_map(|fleet| fleet.replicas.clone()).collect();
         progress.lines(&replicas, Instant::now()).iter().for_each(|line| say(line));
         let silence = fleets.iter().find_map(|fleet| fleet.silence.clone());
@@ -103,13 +104,13 @@ fn judge(fleets: &[LocalFleet], name: Option<&str>) -> LocalOutlook {
     let live: Vec<&LocalFleet> = fleets.iter().filter(|fleet| !fleet.is_taken_down()).collect();
     let has_name = |replica: &Replica| name.is_none_or(|name| replica.model_ids().any(|model| model == name));
     for fleet in &live {
-        let is_called = name.is_some_and(|name| fleet.serves(name));
+        let is_called = name.is_some_and(|name| fleet.is_called(name));
         if let Some(ready) = fleet.replicas.iter().find(|replica| replica.is_ready() && (is_called || has_name(replica))) {
             let model = name.or_else(|| ready.model_ids().next()).unwrap_or_default();
             return LocalOutlook::Ready(format!("ready     {model} at {}", fleet.record.router.base_url));
         }
     }
-    let called: Vec<&LocalFleet> = live.iter().copied().filter(|fleet| name.is_some_and(|name| fleet.serves(name))).collect();
+    let called: Vec<&LocalFleet> = live.iter().copied().filter(|fleet| name.is_some_and(|name| fleet.is_called(name))).collect();
     let meant = if called.is_empty() { live.clone() } else { called };
     let is_coming = |fleet: &&LocalFleet| fleet.replicas.is_empty() || fleet.replicas.iter().any(Replica::is_coming);
     if meant.is_empty() || meant.iter().any(is_coming) {

@@ -248,3 +248,24 @@ fn json_lines(path: &str, value: &serde_json::Value) -> Vec<String> {
     lines.sort();
     lines
 }
+
+#[test]
+fn what_an_engine_died_of_is_shown_once_it_serves_again() {
+    let event = |number, subject: &str, words: &str, grave| wire::FleetEvent {
+        number,
+        at_ms: number * 60_000,
+        kind: "replica_phase".into(),
+        subject: subject.into(),
+        words: words.into(),
+        grave,
+    };
+    let events = [
+        event(1, "n/0", "n/0 ready → failed: out of memory", true),
+        event(2, "n/0", "n/0 ready → failed: it was killed by signal 9", true),
+        event(3, "n/0", "n/0 loading → ready", false),
+        event(4, "n/1", "n/1 ready → failed: it hung", true),
+    ];
+    let now = UNIX_EPOCH + Duration::from_secs(5 * 60);
+    assert_eq!(last_failure("n/0", &events, now).unwrap(), "3m ago: n/0 ready → failed: it was killed by signal 9");
+    assert_eq!(last_failure("n/2", &events, now), None);
+}

@@ -12,9 +12,10 @@ use tokio::time::sleep;
 
 use super::Invitation;
 use crate::file_end::read_end;
-use crate::local_fleet::{LocalFleet, UpLog, check_room, find_local_fleets};
+use crate::local_fleet::{LocalFleet, UpLog, find_local_fleets};
 use crate::output::say;
 use crate::startup_progress::StartupProgress;
+use crate::up_record::check_room;
 
 /// How often the command in the background is looked at.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);

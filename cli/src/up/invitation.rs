@@ -9,8 +9,8 @@ use tokio::task::JoinHandle;
 
 use super::{POLL_INTERVAL, Voice};
 use crate::admin::{AdminClient, list_fleet};
-use crate::local_fleet::UpRouter;
 use crate::output::describe;
+use crate::up_record::UpRouter;
 
 /// How often the line about all engines is written anew once they serve.
 const STATUS_INTERVAL: Duration = Duration::from_secs(1);

@@ -7,7 +7,8 @@ use anyhow::{bail, ensure};
 use hostler_agent::{AgentConfig, EngineProgram, Gpu};
 use hostler_proto::agent::v1::Phase;
 
-use crate::local_fleet::{JoinedAgent, LocalFleet};
+use crate::local_fleet::LocalFleet;
+use crate::up_record::JoinedAgent;
 
 /// What a command is to do that would serve from this machine.
 #[derive(Debug)]

@@ -146,7 +146,7 @@ impl Drop for PublishedRecord {
 
 /// Finds the records of this user's running processes. One that a killed process has left is
 /// removed.
-pub(super) async fn find_records() -> Vec<UpRecord> {
+pub(crate) async fn find_records() -> Vec<UpRecord> {
     let (mut found, this_host) = (Vec::new(), this_host());
     let folder = folder().filter(|folder| is_private_folder(folder));
     let entries = folder.and_then(|folder| fs::read_dir(folder).ok()).into_iter().flatten();
@@ -174,7 +174,7 @@ fn read(file: &Path) -> Option<UpRecord> {
 }
 
 /// The folder of records and logs, which is made where it is missing.
-pub(super) fn make_folder() -> anyhow::Result<PathBuf> {
+pub(crate) fn make_folder() -> anyhow::Result<PathBuf> {
     let folder = folder().context("there is no home folder: set XDG_STATE_HOME")?;
     DirBuilder::new().recursive(true).mode(0o700).create(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
     ensure!(
@@ -206,7 +206,7 @@ fn folder() -> Option<PathBuf> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use tokio::net::UnixListener;
 
     use super::*;
