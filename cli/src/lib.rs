@@ -322,7 +322,7 @@ fn run(mut cli: Cli, given: CommandFlags<'_>, adjust_router: AdjustRouter) -> an
                 args.leave_terminal()?;
                 let (voice, log) = up::Voice::of_this_command(args.is_background());
                 let settings = args.load(&given, file.as_deref(), log)?;
-                runtime.block_on(up::up(settings, adjust_router, voice))
+                runtime.block_on(up::up(settings, adjust_router, voice, args.takes_over()))
             }
         }
         Command::Wait(args) => runtime.block_on(cluster::wait(&args, file.as_deref())),

@@ -86,6 +86,13 @@ impl LocalFleet {
         self.record.joined.is_none()
     }
 
+    /// Without the replicas of other agents, as far as its own node is known.
+    pub(crate) fn with_own_replicas(mut self) -> Self {
+        let prefix = format!("{}/", self.record.node);
+        self.replicas.retain(|replica| self.record.node.is_empty() || replica.id.starts_with(&prefix));
+        self
+    }
+
     /// Whether both are served by one router.
     pub(crate) fn shares_router(&self, other: &Self) -> bool {
         self.record.router.operators_socket == other.record.router.operators_socket

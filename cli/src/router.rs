@@ -1,16 +1,17 @@
 //! `hostler router`.
 
+use anyhow::bail;
 use clap::Args;
 use hostler_boot::{Settings, Shutdown, TraceSettings};
 use hostler_router::{Exposure, Router, RouterConfig};
 
 use crate::AdjustRouter;
-use crate::local_fleet::explain_conflict;
+use crate::local_fleet::{LocalFleet, explain_conflict, find_local_fleets};
 use crate::output::say;
 
 /// Advice to a router whose address is that of `hostler up`.
 const NOT_UP: &str = "a router takes the place of another `hostler router` alone, because the engines of `hostler up` belong to its process; \
-                      `hostler down` ends it, and docs/upgrade.md says how it is upgraded";
+                      `hostler down` ends it, and `hostler up MODEL --takeover` takes its place (docs/upgrade.md)";
 
 #[derive(Debug, Args)]
 pub(crate) struct RouterArgs {
@@ -24,6 +25,12 @@ pub(crate) struct RouterArgs {
 pub(crate) async fn router(settings: &Settings, args: &RouterArgs, adjust: AdjustRouter) -> anyhow::Result<()> {
     let config = router_config(settings, adjust)?;
     hostler_boot::raise_file_limit();
+    let is_up_there = |fleet: &LocalFleet| fleet.has_router() && fleet.record.router.admin == config.admin_listen;
+    if args.takeover
+        && let Some(up) = find_local_fleets().await.iter().find(|fleet| is_up_there(fleet))
+    {
+        bail!("{} has this place; {NOT_UP}", up.describe());
+    }
     let bound = if args.takeover { Router::take_over(config).await } else { Router::bind(config).await };
     let router = match bound {
         Ok(router) if args.takeover => router,

@@ -5,6 +5,7 @@ mod detach;
 mod invitation;
 mod join;
 mod service;
+mod takeover;
 mod voice;
 
 use std::path::PathBuf;
@@ -13,20 +14,22 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use hostler_agent::{AgentConfig, EngineProgram, IfAgentDies, IfEnginesFail, model_names};
 use hostler_boot::{Settings, Shutdown, this_host};
-use hostler_router::{Router, RouterConfig, TakeoverError};
+use hostler_router::{Router, RouterConfig, RouterPlace, TakeoverError};
 use tokio::task::JoinHandle;
+use tokio_util::task::AbortOnDropHandle;
 
 pub(crate) use self::detach::{EndedInBackground, detach};
 use self::invitation::{Announced, Invitation};
 use self::join::{Place, Wish, choose_place, free_gpus, node_name};
 pub(crate) use self::service::write_service;
+use self::takeover::{end_predecessor, find_predecessor, place_beside, take_addresses};
 pub(crate) use self::voice::Voice;
 use crate::AdjustRouter;
 use crate::admin::{connect_to_socket, connect_with};
 use crate::agent::prepare_and_run;
 use crate::cluster::name_of_model;
 use crate::local_fleet::{LocalFleet, UpTurn, explain_conflict, find_local_fleets};
-use crate::output::describe;
+use crate::output::{describe, say};
 use crate::router::{address_lines, log_exposures, router_config};
 use crate::settings::user_key_file;
 use crate::up_record::{JoinedAgent, PublishedRecord, UpRecord, UpRouter};
@@ -50,8 +53,13 @@ const ATTACH_PATIENCE: Duration = Duration::from_secs(60);
 const BESIDE: &str =
     "`hostler ps` shows it, `hostler down` ends it, and `--listen 127.0.0.1:0 --admin-listen 127.0.0.1:0` starts another one beside it";
 
-/// Serves until a signal, beside a running `hostler up` of this user or with a router of its own.
-pub(crate) async fn up(settings: Settings, adjust_router: AdjustRouter, voice: Voice) -> anyhow::Result<()> {
+/// Advice to one that is to take the place of a running one.
+const NOT_GIVEN: &str =
+    "it does not give its place away: an earlier version does not, nor one that its log says so of; `hostler down` ends it";
+
+/// Serves until a signal, beside a running `hostler up` of this user, in the place of one
+/// (`takes_over`) or with a router of its own.
+pub(crate) async fn up(settings: Settings, adjust_router: AdjustRouter, voice: Voice, takes_over: bool) -> anyhow::Result<()> {
     let mut router_config = router_config(&settings, adjust_router)?;
     if !settings.is_set("router", "agents_listen") {
         router_config.agents_listen = "127.0.0.1:0".into();
@@ -85,51 +93,101 @@ pub(crate) async fn up(settings: Settings, adjust_router: AdjustRouter, voice: V
     let turn = UpTurn::take().await?;
     let (name, fleets) = (served_name(&agent_config), find_local_fleets().await);
     let listen = settings.is_set("router", "listen").then_some(router_config.listen.as_str());
-    if let Place::Beside(first) = choose_place(&Wish { name: &name, listen }, &fleets)? {
+    let wish = Wish { name: &name, listen };
+    let predecessor = if takes_over { find_predecessor(&wish, &fleets)?.cloned() } else { None };
+    let place = match &predecessor {
+        Some(joined) if !joined.has_router() => {
+            fleets.iter().find(|fleet| fleet.has_router() && fleet.shares_router(joined)).map(Place::Beside)
+        }
+        Some(_) => Some(Place::Own),
+        None => Some(choose_place(&wish, &fleets)?),
+    };
+    if let Place::Beside(first) = place.context("the router has just ended: try again")? {
         check_router_settings(&settings, first)?;
         agent_config.join_token_file = token_file;
-        let plan = JoinPlan { name, first: first.clone(), turn };
+        let plan = JoinPlan { name, first: first.clone(), predecessor, turn };
         return join_router(agent_config, &engine, plan, voice).await;
     }
     let wants_token = !router_config.tls_dir.as_os_str().is_empty();
-    let router = match Router::bind(router_config).await {
-        Ok(router) => router,
-        Err(error) => return Err(explain_conflict(error, BESIDE).await),
+    if let Some(running) = &predecessor {
+        take_addresses(&mut router_config, &running.record.router);
+        place_beside(&mut agent_config, &engine, running, &fleets).await?;
+    }
+    let bound = if predecessor.is_some() { Router::take_over(router_config).await } else { Router::bind(router_config).await };
+    let router = match bound {
+        Ok(router) if predecessor.is_some() => router,
+        Ok(router) => router.offer_place().await,
+        Err(error) => return Err(explain_conflict(error, if predecessor.is_some() { NOT_GIVEN } else { BESIDE }).await),
     };
     let record = UpRouter::of(&router, &key_file, &tls_dir, wants_token)?.context("its router has no socket for operators");
-    let record = record.and_then(|router| UpRecord::of_this_process(name, router, None, is_simulated(&engine)));
+    let mut record = record.and_then(|router| UpRecord::of_this_process(name, router, None, is_simulated(&engine)));
+    if let (Ok(record), Some(_)) = (&mut record, &predecessor) {
+        record.node.clone_from(&agent_config.node);
+    }
     let _record = publish(record, &voice)?;
     drop(turn);
     let key_file = router.requires_keys().then_some(key_file);
-    run_with_router(agent_config, router, key_file, voice).await
+    run_with_router(agent_config, router, RunPlan { key_file, predecessor }, voice).await
+}
+
+/// What a process with a router needs to know beside its configuration.
+struct RunPlan {
+    /// The user's key, if the edge wants keys.
+    key_file: Option<PathBuf>,
+    /// The `hostler up` whose place it takes.
+    predecessor: Option<LocalFleet>,
 }
 
 /// Runs both until they have drained: first the router, so that requests finish, then the agent. If
 /// a scheduler presses, both drain at the same time.
-async fn run_with_router(mut agent_config: AgentConfig, router: Router, key_file: Option<PathBuf>, voice: Voice) -> anyhow::Result<()> {
+async fn run_with_router(mut agent_config: AgentConfig, router: Router, plan: RunPlan, voice: Voice) -> anyhow::Result<()> {
+    let RunPlan { key_file, predecessor } = plan;
     agent_config.router.insert(0, router.agents_address().to_string());
+    // It outlives the router only where another one has taken that one's place.
+    agent_config.router_timeout = agent_config.router_timeout.or(Some(ROUTER_PATIENCE));
     hostler_boot::raise_file_limit();
     let shutdown = Shutdown::new();
     let _signals = shutdown.install_signal_handlers(hostler_agent::signal_source(&agent_config))?;
-    let invitation = Invitation::to_edge(format!("{}://{}", router.edge_scheme(), router.edge_address()), key_file);
+    let own_node = predecessor.as_ref().map(|_| agent_config.node.clone());
+    let invitation = Invitation::to_edge(format!("{}://{}", router.edge_scheme(), router.edge_address()), key_file, own_node);
+    let place = router.place();
+    let takes_over = predecessor.is_some();
+    let _leaving = predecessor.map(|running| spawn_end(running, agent_config.node.clone(), Some(place.clone())));
     let (admin, key) = (router.admin_address(), router.operator_key().clone());
     log_exposures(&router);
     let lines = address_lines(&router);
     voice.say(&lines[0]);
     lines[1..].iter().for_each(|line| voice.say_to_scripts(line));
     say_places(&voice, Some(&format!("{}://{admin}", router.admin_scheme())));
-    let announced = Announced::begin(invitation, voice, &shutdown, async move { connect_with(&admin.to_string(), &key).await });
+    let announced = Announced::begin(invitation, voice, &shutdown, async move {
+        if takes_over {
+            until_found().await;
+        }
+        connect_with(&admin.to_string(), &key).await
+    });
     // The router already answers while vLLM's version is queried, which takes seconds.
     let router_task = tokio::spawn(router.run(shutdown.clone()));
     let agent_shutdown = shutdown.sibling();
     let agent_task = tokio::spawn(prepare_and_run(agent_config, agent_shutdown.clone()));
     let ended = until_both_have_ended(router_task, agent_task, &shutdown, &agent_shutdown).await;
     announced.end().await;
+    if place.is_replaced() {
+        say("ended   another router has taken this one's place");
+    }
     ended
 }
 
+/// Ends the `hostler up` whose place this process takes, while this one serves.
+fn spawn_end(running: LocalFleet, node: String, place: Option<RouterPlace>) -> AbortOnDropHandle<()> {
+    AbortOnDropHandle::new(tokio::spawn(async move {
+        if let Err(error) = end_predecessor(running, node, place).await {
+            tracing::error!(error = %describe(&error), "the one whose place this is stays");
+        }
+    }))
+}
+
 async fn until_both_have_ended(
-    router_task: JoinHandle<Result<(), TakeoverError>>,
+    mut router_task: JoinHandle<Result<(), TakeoverError>>,
     mut agent_task: JoinHandle<anyhow::Result<()>>,
     shutdown: &Shutdown,
     agent_shutdown: &Shutdown,
@@ -141,6 +199,20 @@ async fn until_both_have_ended(
             router_task.await??;
             return ended?;
         }
+        // A router ends unasked when it did not get its place, or when another one has taken it. The
+        // engines serve that one until it tells this process to leave.
+        ended = &mut router_task => {
+            if let Err(error) = ended? {
+                agent_shutdown.stop();
+                agent_task.await??;
+                return Err(error.into());
+            }
+            tokio::select! {
+                ended = &mut agent_task => return ended?,
+                () = shutdown.wait_drain() => agent_shutdown.drain(),
+            }
+            return agent_task.await?;
+        }
         () = shutdown.wait_drain() => {}
         // The agent leaves before its batch job ends.
         () = agent_shutdown.wait_drain() => shutdown.drain(),
@@ -148,6 +220,15 @@ async fn until_both_have_ended(
     router_task.await??;
     agent_shutdown.drain();
     agent_task.await?
+}
+
+/// Waits until the operators' socket is that of this process's router. Before, another one answers
+/// at its addresses.
+async fn until_found() {
+    let is_own = |fleet: &LocalFleet| fleet.has_router() && u32::try_from(fleet.record.pid) == Ok(std::process::id());
+    while !find_local_fleets().await.iter().any(is_own) {
+        tokio::time::sleep(POLL_INTERVAL).await;
+    }
 }
 
 /// Says to people where the log and the page are.
@@ -166,13 +247,15 @@ struct JoinPlan {
     name: String,
     /// The `hostler up` with the router.
     first: LocalFleet,
+    /// The `hostler up` whose place it takes.
+    predecessor: Option<LocalFleet>,
     /// Held until others can see which node and which GPUs it has.
     turn: UpTurn,
 }
 
 /// Runs an agent alone, for the router of a running `hostler up`.
 async fn join_router(mut config: AgentConfig, engine: &EngineProgram, plan: JoinPlan, voice: Voice) -> anyhow::Result<()> {
-    let JoinPlan { name, first, turn } = plan;
+    let JoinPlan { name, first, predecessor, turn } = plan;
     let router = first.record.router.clone();
     if router.wants_token {
         ensure!(
@@ -187,13 +270,15 @@ async fn join_router(mut config: AgentConfig, engine: &EngineProgram, plan: Join
     config.router_timeout = config.router_timeout.or(Some(ROUTER_PATIENCE));
     config.attach_timeout = config.attach_timeout.or(Some(ATTACH_PATIENCE));
     let fleets = wait_for_gpus(&first).await?;
-    let gpus = free_gpus(&config, engine, &fleets).await?;
+    let is_other = |fleet: &&LocalFleet| predecessor.as_ref().is_none_or(|running| running.record != fleet.record);
+    let others: Vec<LocalFleet> = fleets.iter().filter(is_other).cloned().collect();
+    let gpus = free_gpus(&config, engine, &others).await?;
     if !gpus.is_empty() {
         config.gpus = gpus.join(",");
     }
     if config.node.is_empty() {
-        let short = if name.is_empty() { String::new() } else { name_of_model(&name) };
-        config.node = node_name(&this_host(), &short, &fleets);
+        let named = Some(&name).filter(|name| !name.is_empty()).map(|name| format!("{}.{}", this_host(), name_of_model(name)));
+        config.node = node_name(&this_host(), named, &fleets);
     }
     hostler_boot::raise_file_limit();
     let shutdown = Shutdown::new();
@@ -206,6 +291,7 @@ async fn join_router(mut config: AgentConfig, engine: &EngineProgram, plan: Join
     voice.say_to_scripts(&format!("socket  {}", router.operators_socket.display()));
     voice.say(&format!("joined  {}, as node {}", first.describe(), config.node));
     say_places(&voice, None);
+    let _leaving = predecessor.map(|running| spawn_end(running, config.node.clone(), None));
     let announced = Announced::begin(invitation, voice, &shutdown, async move { connect_to_socket(&router.operators_socket).await });
     let ended = prepare_and_run(config, shutdown).await;
     announced.end().await;

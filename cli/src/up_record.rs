@@ -40,6 +40,9 @@ pub(crate) struct UpRecord {
     /// What it serves, as its command named it; empty for the simulated engine without a name.
     pub(crate) name: String,
     pub(crate) router: UpRouter,
+    /// Its agent's node, if its router had other agents when it began; empty elsewhere.
+    #[serde(default)]
+    pub(crate) node: String,
     /// `None` if the router is this process's own.
     pub(crate) joined: Option<JoinedAgent>,
     /// Whether its engines are simulated, and answer with words that mean nothing.
@@ -54,6 +57,9 @@ pub(crate) struct UpRouter {
     pub(crate) operators_socket: PathBuf,
     /// Address that agents of this host dial.
     pub(crate) agents: String,
+    /// Address of the admin listener; empty in a record of an earlier version.
+    #[serde(default)]
+    pub(crate) admin: String,
     /// Whether agents join by a token, and speak TLS.
     pub(crate) wants_token: bool,
     /// Key of the user, if the edge wants keys.
@@ -86,6 +92,7 @@ impl UpRouter {
             base_url: format!("{scheme}://{edge}/v1"),
             operators_socket: std::path::absolute(socket)?,
             agents: reachable_here(router.agents_address()).to_string(),
+            admin: router.admin_address().to_string(),
             wants_token,
             key_file: key_file.transpose()?,
             authority: authority.transpose()?,
@@ -101,7 +108,7 @@ impl UpRecord {
     pub(crate) fn of_this_process(name: String, router: UpRouter, joined: Option<JoinedAgent>, is_simulated: bool) -> anyhow::Result<Self> {
         let pid = i32::try_from(std::process::id())?;
         let started = process_start(pid).context("/proc does not show this process")?;
-        Ok(Self { host: this_host(), pid, started, name, router, joined, is_simulated })
+        Ok(Self { host: this_host(), pid, started, name, node: String::new(), router, joined, is_simulated })
     }
 
     /// Writes it, until the result is dropped.
@@ -125,7 +132,8 @@ impl UpRecord {
         is_ours && !self.is_process_gone()
     }
 
-    fn is_process_gone(&self) -> bool {
+    /// Whether its process has ended, also where another one has its number.
+    pub(crate) fn is_process_gone(&self) -> bool {
         process_start(self.pid) != Some(self.started)
     }
 }
@@ -217,6 +225,7 @@ pub(crate) mod tests {
             base_url: format!("http://127.0.0.1:{pid}/v1"),
             operators_socket: socket.to_owned(),
             agents: "127.0.0.1:1".into(),
+            admin: "127.0.0.1:2".into(),
             wants_token: false,
             key_file: None,
             authority: None,
@@ -226,6 +235,7 @@ pub(crate) mod tests {
             pid,
             started: process_start(pid).unwrap_or(0),
             name: String::new(),
+            node: String::new(),
             router,
             joined: None,
             is_simulated: false,

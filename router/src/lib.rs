@@ -133,9 +133,21 @@ pub struct Router {
 pub struct RouterPlace(Succession);
 
 impl RouterPlace {
+    /// Resolves when the router whose place this one takes has finished its requests and left; at
+    /// once if there is none.
+    pub async fn wait_predecessor_left(&self) {
+        self.0.wait_predecessor_left().await;
+    }
+
     /// Stops waiting for a successor: once the router drains, clients are refused at once.
     pub fn give_up(&self) {
         self.0.keep_place(false);
+    }
+
+    /// Whether another router has taken it.
+    #[must_use]
+    pub fn is_replaced(&self) -> bool {
+        self.0.is_replaced()
     }
 
     /// Sets how long this router's requests may take when it drains, because another router serves
@@ -524,7 +536,10 @@ fn serve_agents(
 
 /// Takes another router's place, if there is one to take.
 async fn take_place(successor: Option<Successor>, parts: SuccessorParts<'_>, shutdown: &Shutdown) -> Result<(), TakeoverError> {
-    let Some(successor) = successor else { return Ok(()) };
+    let Some(successor) = successor else {
+        parts.succession.record_predecessors_end();
+        return Ok(());
+    };
     tokio::select! {
         taken = successor.take_place(parts) => taken,
         () = shutdown.wait_drain() => Err(TakeoverError::Stopped),

@@ -10,6 +10,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
 
 /// The owner of the agents' port, which two routers share for a while. Both may accept agents, but
 /// agents that are told to dial again must reach the other router.
@@ -32,6 +33,8 @@ struct SuccessionState {
     agents_port: Mutex<AgentsPort>,
     port_change: Notify,
     is_replaced: AtomicBool,
+    /// Cancelled when the router whose place this one has taken is gone.
+    predecessor_left: CancellationToken,
     keeps_place: AtomicBool,
     time_to_finish: Mutex<Option<Duration>>,
 }
@@ -56,6 +59,15 @@ impl Succession {
     pub(crate) fn give_place(&self) {
         self.0.is_replaced.store(true, Ordering::Relaxed);
         self.set_port(AgentsPort::GivenAway);
+    }
+
+    /// Records that the router whose place this one takes has left, or that there was none.
+    pub(crate) fn record_predecessors_end(&self) {
+        self.0.predecessor_left.cancel();
+    }
+
+    pub(crate) async fn wait_predecessor_left(&self) {
+        self.0.predecessor_left.cancelled().await;
     }
 
     /// Whether another router serves in this one's place.

@@ -8,6 +8,7 @@ import select
 import shutil
 import subprocess
 import tempfile
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -83,6 +84,57 @@ def test_the_first_model_ends_without_the_second_which_ends_the_router_too(tmp_p
     ended = run(runtime, "down", "one-machine-guest")
     assert ended.returncode == 0 and "ended     one-machine-host" in ended.stdout, ended
     assert second.child.wait(END) == 0 and first.child.wait(END) == 0
+
+
+def test_up_takes_over_from_up(tmp_path, runtime):
+    first, edge = start(tmp_path, runtime, "one-machine-old")
+    guest = beside(tmp_path, runtime, edge, "one-machine-stays")
+    address = edge.removeprefix("http://").removesuffix("/v1")
+    ends, statuses = threading.Event(), set()
+
+    def ask(model: str):
+        while not ends.is_set():
+            body = {"model": model, "prompt": "a b c", "max_tokens": 2}
+            statuses.add(httpx2.post(f"{edge}/completions", json=body, timeout=START).status_code)
+
+    def stream() -> str:
+        body = {"model": "one-machine-old", "prompt": "a b c", "max_tokens": 300, "ignore_eos": True, "stream": True}
+        return httpx2.post(f"{edge}/completions", json=body, timeout=START).text
+
+    with ThreadPoolExecutor() as pool:
+        asking = [pool.submit(ask, model) for model in ("one-machine-old", "one-machine-stays", "one-machine-old")]
+        streamed = pool.submit(stream)
+        options = ["--engine", "simulated", "--replicas", "1", "--listen", address, "--admin-listen", "127.0.0.1:0", "--takeover"]
+        words = ["up", *options, "--", "--served-model-name", "one-machine-old", "--sim-start-ms", "1000", *BOUND]
+        second = Process("second", words, tmp_path, runtime)
+        try:
+            second.printed("ready", START)
+            # Idle connections keep the old router for a while.
+            assert first.child.wait(START + END) == 0, first.tail()
+        finally:
+            ends.set()
+        assert streamed.result().endswith("data: [DONE]\n\n")
+        assert all(one.result() is None for one in asking)
+    assert statuses == {200}
+    assert "another router has taken this one's place" in first.tail()
+    assert answers(edge, "one-machine-old") and answers(edge, "one-machine-stays")
+    nodes = json.loads(run(runtime | {"HOSTLER_ADMIN": second.printed("socket", START)}, "ps", "--json").stdout)["nodes"]
+    assert len(nodes) == 2, nodes
+    assert run(runtime, "down", "one-machine-old", "one-machine-stays").returncode == 0
+    assert second.child.wait(END) == 0 and guest.child.wait(END) == 0
+
+
+def test_a_name_that_two_have_ends_none_and_a_process_ends_one(tmp_path, runtime):
+    first, _ = start(tmp_path, runtime, "one-machine-twin")
+    second, edge = start(tmp_path, runtime, "one-machine-twin")
+    asked = run(runtime, "down", "one-machine-twin")
+    assert asked.returncode == 1 and f"process {first.child.pid} at" in asked.stderr, asked
+    assert f"process {second.child.pid} at {edge}" in asked.stderr, asked
+    assert first.child.poll() is None and second.child.poll() is None
+    assert run(runtime, "down", str(first.child.pid)).returncode == 0
+    assert first.child.wait(END) == 0 and answers(edge, "one-machine-twin")
+    assert run(runtime, "down", "one-machine-twin").returncode == 0
+    assert second.child.wait(END) == 0
 
 
 def test_a_model_beside_another_ends_when_the_router_has_gone(tmp_path, runtime):

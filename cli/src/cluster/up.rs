@@ -61,6 +61,12 @@ pub(crate) struct UpArgs {
     /// `hostler wait` does that.
     #[arg(long, conflicts_with = "dry_run")]
     detach: bool,
+    /// Take the place of the `hostler up` that serves this model here, without refusing a request;
+    /// where none does, start as ever.
+    ///
+    /// The other one finishes what runs there and ends. Requests wait for the new engines.
+    #[arg(long, conflicts_with_all = ["nodes", "max"], hide_short_help = true)]
+    takeover: bool,
     /// Write a unit of your systemd that runs this command, and say how it is started; serve
     /// nothing now.
     #[arg(long, conflicts_with_all = ["nodes", "max", "detach"], hide_short_help = true)]
@@ -133,6 +139,11 @@ impl UpArgs {
     /// Whether a unit is to be written instead.
     pub(crate) fn is_for_service(&self) -> bool {
         self.service
+    }
+
+    /// Whether it takes the place of the `hostler up` that serves the model.
+    pub(crate) fn takes_over(&self) -> bool {
+        self.takeover
     }
 
     /// Whether this process is the one in the background.

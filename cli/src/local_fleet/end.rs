@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use hostler_proto::agent::v1::Phase;
 use hostler_proto::fleet::v1::TargetRequest;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -107,10 +107,21 @@ fn plan_endings<'a>(fleets: &'a [LocalFleet], names: &[String]) -> Vec<Ending<'a
     ends_joined.chain(ends_first).collect()
 }
 
+impl LocalFleet {
+    /// Tells its process to finish what runs there and to end.
+    ///
+    /// # Errors
+    /// When it is gone.
+    pub(crate) fn ask_to_leave(&self) -> anyhow::Result<OwnedFd> {
+        let process = process_of(self)?;
+        pidfd_send_signal(&process, Signal::TERM).with_context(|| format!("cannot end {}", self.describe()))?;
+        Ok(process)
+    }
+}
+
 async fn end_process(fleet: &LocalFleet) -> anyhow::Result<()> {
     let words = fleet.describe();
-    let process = process_of(fleet)?;
-    pidfd_send_signal(&process, Signal::TERM).with_context(|| format!("cannot end {words}"))?;
+    let process = fleet.ask_to_leave()?;
     say(&format!("ending    {words}: running requests may finish"));
     let ended = until_ended(process.try_clone()?);
     tokio::pin!(ended);
@@ -126,7 +137,9 @@ async fn end_process(fleet: &LocalFleet) -> anyhow::Result<()> {
 
 fn process_of(fleet: &LocalFleet) -> anyhow::Result<OwnedFd> {
     let pid = Pid::from_raw(fleet.record.pid).context(NOTHING_UP)?;
-    pidfd_open(pid, PidfdFlags::empty()).with_context(|| format!("cannot end {}", fleet.describe()))
+    let process = pidfd_open(pid, PidfdFlags::empty()).with_context(|| format!("cannot end {}", fleet.describe()))?;
+    ensure!(!fleet.record.is_process_gone(), "{} has ended", fleet.describe());
+    Ok(process)
 }
 
 /// Waits until this process's router takes connections and answers nothing for long. One that has

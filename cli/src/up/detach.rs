@@ -104,6 +104,7 @@ async fn until_serves(child: &mut Child, log: &Path) -> anyhow::Result<LocalFlee
         let own = find_local_fleets().await.into_iter().find(|fleet| u32::try_from(fleet.record.pid) == Ok(child.id()));
         if let Some(own) = own {
             progress.lines(&own.replicas, Instant::now()).iter().for_each(|line| say(line));
+            let own = own.with_own_replicas();
             if own.replicas.iter().any(Replica::is_ready) && !own.replicas.iter().any(Replica::is_coming) {
                 return Ok(own);
             }

@@ -26,9 +26,9 @@ pub(super) struct Invitation {
 }
 
 impl Invitation {
-    /// To an edge at this URL.
-    pub(super) fn to_edge(edge: String, key_file: Option<PathBuf>) -> Self {
-        Self { edge, key_file, node: None }
+    /// To an edge at this URL, and to the engines of this node.
+    pub(super) fn to_edge(edge: String, key_file: Option<PathBuf>, node: Option<String>) -> Self {
+        Self { edge, key_file, node }
     }
 
     /// To this router, and to the engines of this node.
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     fn curl(key_file: Option<PathBuf>) -> String {
-        Invitation::to_edge("http://127.0.0.1:8000".into(), key_file).curl("tiny")
+        Invitation::to_edge("http://127.0.0.1:8000".into(), key_file, None).curl("tiny")
     }
 
     #[test]

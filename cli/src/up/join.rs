@@ -63,22 +63,28 @@ pub(super) fn choose_place<'a>(wish: &Wish<'_>, fleets: &'a [LocalFleet]) -> any
     Ok(Place::Beside(first))
 }
 
-fn is_same(fleet: &LocalFleet, name: &str) -> bool {
+pub(super) fn is_same(fleet: &LocalFleet, name: &str) -> bool {
     if name.is_empty() { fleet.record.name.is_empty() && !fleet.is_taken_down() } else { fleet.serves(name) }
 }
 
 /// The port of an address, or of a URL with a path.
-fn port(text: &str) -> Option<u16> {
+pub(super) fn port(text: &str) -> Option<u16> {
     let authority = text.split("://").last()?.split('/').next()?;
     authority.rsplit_once(':')?.1.parse().ok()
 }
 
-/// A name for the node of this model that none of this router's has.
-pub(super) fn node_name(host: &str, name: &str, fleets: &[LocalFleet]) -> String {
-    let taken: BTreeSet<&str> = fleets.iter().filter_map(|fleet| fleet.record.joined.as_ref()).map(|agent| agent.node.as_str()).collect();
+/// The preferred name for a node, or else the host's with a number, that none of these has.
+pub(super) fn node_name(host: &str, preferred: Option<String>, fleets: &[LocalFleet]) -> String {
+    let taken = nodes_of(fleets);
     let numbered = (2..).map(|number| format!("{host}.{number}"));
-    let named = Some(format!("{host}.{name}")).filter(|_| !name.is_empty());
-    named.into_iter().chain(numbered).find(|node| !taken.contains(node.as_str())).expect("numbers do not end")
+    preferred.into_iter().chain(numbered).find(|node| !taken.contains(node.as_str())).expect("numbers do not end")
+}
+
+/// The nodes of their agents, also of one that has not come yet.
+pub(super) fn nodes_of(fleets: &[LocalFleet]) -> BTreeSet<&str> {
+    let joined = fleets.iter().filter_map(|fleet| fleet.record.joined.as_ref()).map(|agent| agent.node.as_str());
+    let attached = fleets.iter().flat_map(|fleet| &fleet.replicas).filter_map(|replica| Some(replica.id.rsplit_once('/')?.0));
+    joined.chain(attached).collect()
 }
 
 /// UUIDs of the GPUs that this agent's engines may have beside those of others; empty if they need

@@ -105,6 +105,7 @@ impl Successor {
         }
         let Some(Memory { usage, responses }) = memory else {
             tracing::warn!("the running router has ended while its place was taken");
+            succession.record_predecessors_end();
             return Ok(());
         };
         let mut foreign = admission.import(usage);
@@ -114,11 +115,15 @@ impl Successor {
         {
             return Err(error.into());
         }
-        let response_affinity = response_affinity.clone();
-        tasks.spawn(self.follow(move |change| match change {
-            MemoryChange::Usage(change) => foreign.apply(change),
-            MemoryChange::Response(record) => response_affinity.import(record),
-        }));
+        let (response_affinity, succession) = (response_affinity.clone(), succession.clone());
+        tasks.spawn(async move {
+            let changes = self.follow(move |change| match change {
+                MemoryChange::Usage(change) => foreign.apply(change),
+                MemoryChange::Response(record) => response_affinity.import(record),
+            });
+            changes.await;
+            succession.record_predecessors_end();
+        });
         Ok(())
     }
 

@@ -53,11 +53,13 @@ fn a_model_that_is_up_is_said_to_be() {
 
 #[test]
 fn each_agent_of_a_router_has_a_node_of_its_own() {
-    assert_eq!(node_name("gpu1", "c", &two()), "gpu1.c");
+    assert_eq!(node_name("gpu1", Some("gpu1.c".into()), &two()), "gpu1.c");
     let mut taken = two();
     taken[1].record.joined.as_mut().unwrap().node = "gpu1.c".into();
-    assert_eq!(node_name("gpu1", "c", &taken), "gpu1.2");
-    assert_eq!(node_name("gpu1", "", &two()), "gpu1.2");
+    assert_eq!(node_name("gpu1", Some("gpu1.c".into()), &taken), "gpu1.2");
+    assert_eq!(node_name("gpu1", None, &two()), "gpu1.2");
+    taken[0].replicas = vec![Replica { id: "gpu1.2/0".into(), ..Replica::default() }];
+    assert_eq!(node_name("gpu1", None, &taken), "gpu1.3", "an agent that has joined otherwise, or that leaves, has a name, too");
 }
 
 fn gpu(index: u32) -> Gpu {
