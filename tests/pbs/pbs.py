@@ -594,7 +594,9 @@ class Server:
         except CommandError as error:
             answer = {"printed": error.printed, "complaint": f"{command}: {error}", "code": error.code}
         writer.write(json.dumps(answer).encode())
-        await writer.drain()
+        # A pbsdsh that waited may have been killed.
+        with contextlib.suppress(ConnectionError):
+            await writer.drain()
         writer.close()
 
     def chosen(self, ids: list[str]) -> list[Job]:
