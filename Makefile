@@ -68,7 +68,7 @@ program:
 	cargo build --quiet --locked --package hostler --package hostler-tests --bins
 endif
 
-## SDKs and libraries for Python and Node, unmodified, against simulated engines; and two tests of batch jobs.
+## SDKs and libraries for Python and Node, unmodified, against simulated engines; and three tests of batch jobs.
 contract: program
 	tests/python/venv.sh
 	cd tests/python && $(CACHE)/sdk-venv/bin/python -m pytest -n 2 --dist loadfile -m "not vllm and not slurm and (smoke or not jobs)" $(ARGS)

@@ -71,7 +71,7 @@ pub(crate) fn render(submission: &Submission) -> RenderedSubmission {
     arguments.extend_from_slice(&submission.options);
     let mut setup = submission.setup.clone();
     if submission.hosts > 1 {
-        setup.push(start_on_other_hosts(submission.hosts));
+        setup.push(START_ON_OTHER_HOSTS.to_owned());
     }
     let script = shell::login_script(&setup, &format!("exec {}", shell::quote(&submission.program)));
     let digest: String = Sha256::digest(&script).iter().take(DIGEST_BYTES).map(|byte| format!("{byte:02x}")).collect();
@@ -93,11 +93,23 @@ fn chunks(hosts: u32, resources: &str) -> String {
 
 /// Lines that run this script on the job's other hosts too, where it has an argument.
 ///
-/// The job's script runs on its first host alone. `pbsdsh` starts a task with a bare environment.
-fn start_on_other_hosts(hosts: u32) -> String {
-    let others: Vec<String> = (1..hosts).map(|host| host.to_string()).collect();
-    format!("[ -n \"$1\" ] || for host in {}; do pbsdsh -n \"$host\" -- /bin/bash -l \"$0\" \"$host\" & done", others.join(" "))
-}
+/// The job's script runs on its first host alone. `pbsdsh -n` counts the lines of `PBS_NODEFILE`,
+/// where a host has one for each of its `mpiprocs`. Its tasks lack five variables that the script
+/// has on the first host (`OpenPBS` 23.06).
+///
+/// Nobody starts a task again, so the end of one ends the job: `$$` becomes the program. `pbsdsh`
+/// passes SIGTERM on to its task.
+const START_ON_OTHER_HOSTS: &str = r#"if [ -z "${1:-}" ]; then
+    awk '!seen[$0]++ && NR > 1 { print NR - 1, $0 }' "$PBS_NODEFILE" | while read -r line host; do
+        {
+            pbsdsh -n "$line" -- /usr/bin/env USER="$USER" LOGNAME="$LOGNAME" SHELL="$SHELL" \
+                ${PBS_ARRAY_ID:+"PBS_ARRAY_ID=$PBS_ARRAY_ID" "PBS_ARRAY_INDEX=$PBS_ARRAY_INDEX"} \
+                /bin/bash -l "$0" "$host" || true
+            echo "the agent on $host has ended, and this job with it" >&2
+            kill $$
+        } &
+    done
+fi"#;
 
 /// The chunk that a submission selects; `None` for the server's default.
 pub(crate) fn chunk(submission: &Submission) -> Option<&str> {

@@ -176,8 +176,7 @@ fn a_job_of_several_hosts_has_them_for_itself_and_starts_on_each() {
     let several = Submission { hosts: 2, ..full("1:ncpus=16:ngpus=4", &[]) };
     let pbs = Scheduler::Pbs.render(&several);
     assert!(pbs.arguments.join(" ").contains("-l select=2:ncpus=16:ngpus=4 -l place=scatter:excl"), "{pbs}");
-    let others = r#"[ -n "$1" ] || for host in 1; do pbsdsh -n "$host" -- /bin/bash -l "$0" "$host" & done"#;
-    assert!(pbs.script.lines().any(|line| line == others), "{}", pbs.script);
+    assert!(pbs.script.contains("pbsdsh"), "{}", pbs.script);
     let chunks = |resources: &str| {
         let rendered = Scheduler::Pbs.render(&Submission { hosts: 3, resources: resources.into(), ..plain() });
         rendered.arguments.iter().find_map(|word| word.strip_prefix("select=").map(str::to_owned)).unwrap()
@@ -188,22 +187,30 @@ fn a_job_of_several_hosts_has_them_for_itself_and_starts_on_each() {
 }
 
 #[test]
-fn the_script_of_several_pbs_hosts_runs_once_on_each() {
+fn the_script_of_several_pbs_hosts_runs_once_on_each_and_ends_with_any() {
     let folder = tempfile::tempdir().unwrap();
-    let (script, seen) = (folder.path().join("job.sh"), folder.path().join("seen"));
+    let (script, seen, hosts) = (folder.path().join("job.sh"), folder.path().join("seen"), folder.path().join("hosts"));
     assert!(Command::new("mkfifo").arg(&seen).status().unwrap().success());
     // Open for both, so that the end of one writer is not the end of the file.
     let pipe = std::fs::OpenOptions::new().read(true).write(true).open(&seen).unwrap();
-    // Stands in for PBS: it runs the command at once, and says for which host.
+    // What `select=3:mpiprocs=2` gives.
+    std::fs::write(&hosts, "n1\nn1\nn2\nn2\nn3\nn3\n").unwrap();
+    // Stands in for PBS: it runs the command without the job's variables, and says for which line.
     let pbsdsh = folder.path().join("pbsdsh");
-    std::fs::write(&pbsdsh, "#!/bin/sh\nshift; PBS_NODENUM=$1; export PBS_NODENUM; shift 2; exec \"$@\"\n").unwrap();
+    std::fs::write(&pbsdsh, "#!/bin/sh\nline=$2; shift 3; exec env -i LINE=\"$line\" \"$@\"\n").unwrap();
     std::fs::set_permissions(&pbsdsh, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    let program = ["/bin/sh", "-c", "echo host ${PBS_NODENUM:-0} >> \"$0\""].map(str::to_owned).to_vec();
-    let program = [program, vec![seen.display().to_string()]].concat();
-    let setup = vec![format!("PATH={}:$PATH", folder.path().display())];
+    // Tasks end once the first host's program waits for its end.
+    let program = r#"trap 'echo ended >> "$0"; exit' TERM
+        echo "$USER on line ${LINE:-0}" >> "$0"
+        [ -n "$LINE" ] && until [ -e "$0.waits" ]; do sleep 0.01; done && exit
+        touch "$0.waits"; while :; do sleep 0.01; done"#;
+    let program = ["/bin/sh", "-c", program].map(str::to_owned).into_iter().chain([seen.display().to_string()]).collect();
+    let setup = vec!["set -eu".to_owned(), format!("PATH={}:$PATH", folder.path().display())];
     std::fs::write(&script, Scheduler::Pbs.render(&Submission { hosts: 3, program, setup, ..plain() }).script).unwrap();
-    assert!(Command::new("/bin/bash").arg("-l").arg(&script).status().unwrap().success());
-    let mut lines: Vec<String> = BufReader::new(pipe).lines().take(3).map(Result::unwrap).collect();
+    let mut job = Command::new("/bin/bash");
+    job.arg("-l").arg(&script).env("PBS_NODEFILE", &hosts).envs([("USER", "anna"), ("LOGNAME", "anna"), ("SHELL", "/bin/bash")]);
+    assert!(job.status().unwrap().success());
+    let mut lines: Vec<String> = BufReader::new(pipe).lines().take(4).map(Result::unwrap).collect();
     lines.sort();
-    assert_eq!(lines, ["host 0", "host 1", "host 2"]);
+    assert_eq!(lines, ["anna on line 0", "anna on line 2", "anna on line 4", "ended"]);
 }

@@ -8,6 +8,10 @@ It starts each job in a session of its own and treats the session as a MoM witho
 23.06: signals go to every process whose session is the job's, and to no other; when the top process ends, the session
 is killed at once. The times are those measured divided by PACE, and of a range the end that is worse for the job. The
 words that commands print are OpenPBS's own (src/cmds).
+
+A job of several hosts, `select=2:…` with `place=scatter`, has its top process on the first, and on the others what
+`pbsdsh` starts there, each in a session of its own. SIGTERM and qsig's signals go to the first host alone, suspension
+to all; the end of the top process kills what is left on all.
 """
 
 import asyncio
@@ -35,13 +39,13 @@ TERM_TO_KILL = 9 / PACE
 TERM_TO_KILL_OF_SCRIPT = 2.1 / PACE
 # SIGTERM comes 3 to 16 s after the walltime has ended.
 WALLTIME_LATENESS = 3 / PACE
-# How many jobs run at once: one on each host; 0 is all that come.
+# How many hosts there are, each for one job at a time; 0 is enough for all that come.
 HOSTS = int(os.environ.get("PBS_STAND_IN_HOSTS", "0"))
 # From the end of one run of a requeued job to the next: the scheduler looks every ten seconds, or is told.
 REQUEUED = 2 / PACE
 
 SERVER = "head"
-COMMANDS = ("qsub", "qselect", "qstat", "qdel", "qsig", "qrerun", "pbsnodes")
+COMMANDS = ("qsub", "qselect", "qstat", "qdel", "qsig", "qrerun", "pbsnodes", "pbsdsh")
 # What an array has not, because only its parts run.
 OF_A_RUN = ("array_id", "array_index", "exec_host", "exec_vnode", "Exit_status", "jobdir", "run_count", "session_id")
 # Each of a job's processes has this variable; its value is the folder of this scheduler.
@@ -51,6 +55,8 @@ MARKER = "PBS_STAND_IN"
 UNKNOWN_JOB, BAD_STATE, FINISHED, FINISHED_PART, UNKNOWN_SIGNAL, NO_RERUN, USAGE = 153, 168, 35, 55, 165, 190, 2
 # 15010 and 15007 modulo 256.
 NO_SERVER, UNAUTHORIZED = 162, 159
+# What a task of pbsdsh has not of its job's variables.
+NOT_IN_TASKS = ("LOGNAME", "MANPATH", "PBS_ARRAY_ID", "PBS_ARRAY_INDEX", "SHELL", "USER")
 # Who has this variable, as 1, calls as a manager of PBS, and everybody else as a user.
 MANAGER = "PBS_STAND_IN_MANAGER"
 
@@ -76,6 +82,15 @@ def processes_of(session: int) -> dict[int, str]:
             if int(its_session) == session and state not in "ZX":
                 found[int(entry)] = state
     return found
+
+
+def signal_session(session: int, number: int) -> int:
+    """Sends a signal to every process of a session; how many there were."""
+    members = processes_of(session)
+    for pid in members:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+    return len(members)
 
 
 def seconds(walltime: str) -> int:
@@ -140,7 +155,9 @@ def as_dsv(jobs: dict[str, dict], delimiter: str) -> str:
                 words += [f"{name}.{key}={one}" for key, one in value.items()]
             else:
                 words.append(f"{name}={value}")
-        escaped = [word.replace("\\", "\\\\").replace(delimiter, f"\\{delimiter}").replace("\n", "\\n") for word in words]
+        escaped = [
+            word.replace("\\", "\\\\").replace(delimiter, f"\\{delimiter}").replace("\n", "\\n") for word in words
+        ]
         lines.append(delimiter.join(map(printable, escaped)))
     return "\n".join(lines)
 
@@ -215,12 +232,27 @@ class Submission:
                     name, equals, given = item.partition("=")
                     self.variables[name] = given if equals else self.environment.get(name, "")
 
+    def slots(self) -> list[int]:
+        """The hosts of the job by their numbers, each as often as its chunk has `mpiprocs`: what PBS_NODEFILE lists."""
+        count, *words = self.resources["select"].split(":")
+        scattered = self.resources["place"].startswith("scatter") and count.isdigit()
+        amounts = dict(word.split("=", 1) for word in words)
+        return [host for host in range(int(count) if scattered else 1) for _ in range(int(amounts.get("mpiprocs", 1)))]
+
     def origin(self) -> dict[str, str]:
         """What qsub sends of the environment that it was called in."""
         names = {"HOME": "/", "LANG": "C", "LOGNAME": "nobody", "PATH": "/bin:/usr/bin", "SHELL": "/bin/sh"}
         variables = {f"PBS_O_{name}": self.environment.get(name, default) for name, default in names.items()}
         variables |= {"PBS_O_SYSTEM": "Linux", "PBS_O_WORKDIR": self.folder, "PBS_O_QUEUE": self.queue}
         return variables | {"PBS_O_HOST": socket.gethostname(), **self.variables}
+
+
+class Task:
+    """What pbsdsh has started on a host of a job: a session of its own."""
+
+    def __init__(self, id: str, host: int, process: asyncio.subprocess.Process):
+        """It runs."""
+        self.id, self.host, self.process = id, host, process
 
 
 class Job:
@@ -237,6 +269,8 @@ class Job:
         self.terminated_at: float | None = None
         """When SIGTERM was sent to end this run."""
         self.top: asyncio.subprocess.Process | None = None
+        self.slots = submission.slots()
+        self.tasks: dict[str, Task] = {}
         self.spool = [server.folder / "spool" / f"{self.id}.{stream}" for stream in ("OU", "ER")]
         self.killing: asyncio.TimerHandle | None = None
         self.life: asyncio.Task | None = None
@@ -244,7 +278,7 @@ class Job:
     def start(self) -> None:
         """Begins a run, on a host that is free."""
         self.state, self.session, self.run_count = "R", 0, self.run_count + 1
-        self.requeue, self.terminated_at, self.started_at = False, None, time.time()
+        self.requeue, self.terminated_at, self.started_at, self.tasks = False, None, time.time(), {}
         self.first_started_at = self.first_started_at or self.started_at
         self.life = asyncio.create_task(self._live())
 
@@ -290,7 +324,7 @@ class Job:
         for timer in (ends, self.killing):
             if timer:
                 timer.cancel()
-        while self.signal(signal.SIGKILL):
+        while self.signal(signal.SIGKILL, everywhere=True):
             await asyncio.sleep(0.01)
         self.exit_status = code if code >= 0 else 256 - code
         self.walltime_used = time.time() - self.started_at
@@ -327,7 +361,7 @@ class Job:
         threads = re.search(r"ncpus=(\d+)", self.submission.resources["select"])
         threads = threads[1] if threads else self.submission.resources["ncpus"]
         nodefile = self.server.folder / "aux" / self.id
-        nodefile.write_text(f"{socket.gethostname()}\n")
+        nodefile.write_text("".join(f"{self.host(slot)}\n" for slot in self.slots))
         variables = origin | {
             **{name: origin[f"PBS_O_{name}"] for name in ("HOME", "LOGNAME", "SHELL")},
             "USER": origin["PBS_O_LOGNAME"],
@@ -344,13 +378,36 @@ class Job:
             variables |= {"PBS_ARRAY_INDEX": str(self.index), "PBS_ARRAY_ID": f"{self.number}[].{SERVER}"}
         return variables
 
-    def signal(self, number: int) -> int:
-        """Sends it to every process of the session; how many there were."""
-        members = processes_of(self.session) if self.session else {}
-        for pid in members:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-        return len(members)
+    @staticmethod
+    def host(number: int) -> str:
+        """The name of the job's host with this number; in truth all are this one."""
+        return f"{socket.gethostname()}-{number}" if number else socket.gethostname()
+
+    async def spawn(self, slot: int, command: list[str]) -> Task:
+        """Starts a task of pbsdsh on a host of the job, with all that a task has."""
+        host = self.slots[slot % len(self.slots)]
+        id = f"{0x40000000 * host + len(self.tasks) + 1 + (host == 0):08X}"
+        environment = self._environment(self.server.folder / "tmp" / f"pbs.{self.id}")
+        environment = {name: value for name, value in environment.items() if name not in NOT_IN_TASKS}
+        environment |= {"PATH": "/bin:/usr/bin", "PBS_NODENUM": str(host), "PBS_TASKNUM": id}
+        output, error = (path.open("ab") for path in self.spool)
+        with output, error:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output if self.submission.join else error,
+                cwd=environment["HOME"],
+                env=environment,
+                start_new_session=True,
+            )
+        self.tasks[id] = Task(id, host, process)
+        return self.tasks[id]
+
+    def signal(self, number: int, everywhere: bool = False) -> int:
+        """Sends it to every process of the job's sessions on its first host, or on all; how many there were."""
+        tasks = [task.process.pid for task in self.tasks.values() if everywhere or task.host == 0]
+        return sum(signal_session(session, number) for session in [self.session, *tasks] if session)
 
     def terminate(self) -> None:
         """SIGTERM now, SIGKILL after the delay: for qdel, qrerun and the end of the walltime."""
@@ -361,15 +418,15 @@ class Job:
         self.killing = asyncio.get_running_loop().call_later(TERM_TO_KILL, self.signal, signal.SIGKILL)
 
     def suspend(self) -> None:
-        """Stops all processes of the session."""
+        """Stops all processes of the sessions."""
         self._demand("R")
-        self.signal(signal.SIGSTOP)
+        self.signal(signal.SIGSTOP, everywhere=True)
         self.state = "S"
 
     def resume(self) -> None:
         """Has them continue."""
         self._demand("S")
-        self.signal(signal.SIGCONT)
+        self.signal(signal.SIGCONT, everywhere=True)
         self.state = "R"
 
     def rerun(self) -> None:
@@ -429,7 +486,8 @@ class Job:
             shown["resources_used"] = resources | {"walltime": clock(used)}
             shown |= {"stime": time.ctime(self.started_at), "session_id": self.session, "run_count": self.run_count}
         if self.state in "RSE":
-            shown |= {"exec_host": f"{host}/0", "exec_vnode": f"({host}:ncpus=1)", "jobdir": run.origin()["PBS_O_HOME"]}
+            hosts = "+".join(f"{self.host(number)}/0" for number in dict.fromkeys(self.slots))
+            shown |= {"exec_host": hosts, "exec_vnode": f"({host}:ncpus=1)", "jobdir": run.origin()["PBS_O_HOME"]}
         if run.program:
             shown["executable"] = f"<jsdl-hpcpa:Executable>{run.program[0]}</jsdl-hpcpa:Executable>"
             arguments = (f"<jsdl-hpcpa:Argument>{escape(one)}</jsdl-hpcpa:Argument>" for one in run.program[1:])
@@ -484,7 +542,7 @@ class Server:
             # Again and again: one that was just starting has no process yet that could hear it.
             for job in living:
                 job.requeue = False
-                job.signal(signal.SIGKILL)
+                job.signal(signal.SIGKILL, everywhere=True)
             self.waiting.clear()
             await asyncio.wait([job.life for job in living], timeout=0.1)
 
@@ -494,19 +552,19 @@ class Server:
         self.start_next()
 
     def start_next(self) -> None:
-        """Starts those that wait, first come first served, while there is a free host. What waits for the end of another
-        job is held."""
+        """Starts those that wait, first come first served, while hosts are free. What waits for the end of another job
+        is held."""
         self.waiting = [job for job in self.waiting if job.state in "HQ"]
         for job in self.waiting:
             after = job.submission.after.partition(".")[0]
             job.state = "H" if after and self.is_alive(int(after)) else "Q"
-        running = sum(job.state in "RSE" for job in self.jobs.values())
+        taken = sum(job.slots[-1] + 1 for job in self.jobs.values() if job.state in "RSE")
         for job in [job for job in self.waiting if job.state == "Q"]:
-            if HOSTS and running >= HOSTS:
+            taken += job.slots[-1] + 1
+            if HOSTS and taken > HOSTS:
                 break
             self.waiting.remove(job)
             job.start()
-            running += 1
 
     def is_alive(self, number: int) -> bool:
         """Whether a job or a part of the array has not ended."""
@@ -514,7 +572,9 @@ class Server:
 
     def array_began(self, number: int) -> float:
         """When the first part of an array started; 0 where none has."""
-        return min((job.first_started_at for job in self.jobs.values() if job.number == number and job.run_count), default=0.0)
+        return min(
+            (job.first_started_at for job in self.jobs.values() if job.number == number and job.run_count), default=0.0
+        )
 
     @staticmethod
     def _take_zone(environment: dict[str, str]) -> None:
@@ -528,11 +588,15 @@ class Server:
         command = call["command"]
         self._take_zone(call["environment"])
         try:
-            answer = {"printed": getattr(self, command)(call), "complaint": "", "code": 0}
+            printed = getattr(self, command)(call)
+            printed = await printed if asyncio.iscoroutine(printed) else printed
+            answer = {"printed": printed, "complaint": "", "code": 0}
         except CommandError as error:
             answer = {"printed": error.printed, "complaint": f"{command}: {error}", "code": error.code}
         writer.write(json.dumps(answer).encode())
-        await writer.drain()
+        # A pbsdsh that waited may have been killed.
+        with contextlib.suppress(ConnectionError):
+            await writer.drain()
         writer.close()
 
     def chosen(self, ids: list[str]) -> list[Job]:
@@ -616,7 +680,10 @@ class Server:
         first = jobs[0]
         array = {name: value for name, value in first.attributes().items() if name not in OF_A_RUN}
         if at := self.array_began(first.number):
-            array |= {"comment": time.strftime("Job Array Began at %a %b %d at %H:%M", time.localtime(at)), "stime": time.ctime(at)}
+            array |= {
+                "comment": time.strftime("Job Array Began at %a %b %d at %H:%M", time.localtime(at)),
+                "stime": time.ctime(at),
+            }
         began = any(job.run_count or job.state == "F" for job in jobs)
         array["job_state"] = "F" if not self.is_alive(first.number) else "B" if began else "Q"
         array |= {"array": "True", "array_indices_submitted": f"{first.index}-{jobs[-1].index}"}
@@ -691,6 +758,27 @@ class Server:
             job.rerun()
         return ""
 
+    async def tm_spawn(self, call: dict) -> str:
+        """`pbsdsh -n SLOT -- PROGRAM …` begins: the id of the task that it has started in its caller's job."""
+        flags, command = getopt.getopt(call["arguments"], "n:")
+        if not command or [flag for flag, _ in flags] != ["-n"]:
+            raise CommandError(USAGE, "this stand-in knows `pbsdsh -n INDEX -- PROGRAM`")
+        job = self.jobs[call["environment"]["PBS_JOBID"]]
+        return (await job.spawn(int(flags[0][1]), command)).id
+
+    async def tm_obit(self, call: dict) -> str:
+        """The exit status of a task, once it has one."""
+        code = await self._task(call).process.wait()
+        return str(code if code >= 0 else 256 - code)
+
+    def tm_kill(self, call: dict) -> str:
+        """A signal to a task's session."""
+        signal_session(self._task(call).process.pid, int(call["arguments"][1]))
+        return ""
+
+    def _task(self, call: dict) -> Task:
+        return self.jobs[call["environment"]["PBS_JOBID"]].tasks[call["arguments"][0]]
+
     def pbsnodes(self, call: dict) -> str:
         """`pbsnodes -a -F json`, or `-F dsv -D SEPARATOR`: this host, and whose it is."""
         options = dict(getopt.gnu_getopt(call["arguments"], "avF:D:")[0])
@@ -709,31 +797,62 @@ class Server:
         return as_json(head | {"nodes": {host: node}})
 
 
-def call_server(folder: Path, command: str, arguments: list[str]) -> int:
-    """One command: sends what it was called with, prints what the server says."""
-    reads = command == "qsub" and "--" not in arguments and not sys.stdin.isatty()
+def ask_server(folder: Path, command: str, arguments: list[str], stdin: str = "") -> dict:
+    """What the server says to a command; nothing where it has died of it."""
     called = {"command": command, "arguments": arguments, "folder": os.getcwd(), "environment": dict(os.environ)}
-    called["user"] = pwd.getpwuid(os.getuid()).pw_name
+    called |= {"user": pwd.getpwuid(os.getuid()).pw_name, "stdin": stdin}
     with socket.socket(socket.AF_UNIX) as connection:
-        try:
-            connection.connect(str(folder / "server.sock"))
-        except OSError:
-            print(f"Connection refused\n{command}: cannot connect to server {SERVER} (errno=15010)", file=sys.stderr)
-            return 255 if command == "qstat" else NO_SERVER
-        connection.sendall(json.dumps(called | {"stdin": sys.stdin.read() if reads else ""}).encode())
+        connection.connect(str(folder / "server.sock"))
+        connection.sendall(json.dumps(called).encode())
         connection.shutdown(socket.SHUT_WR)
         answered = b"".join(iter(lambda: connection.recv(65536), b""))
-    if not answered:
-        # The server has died of it; the real qdel says nothing and ends with 0.
-        return 0
-    answer = json.loads(answered)
+    return json.loads(answered or '{"printed": "", "complaint": "", "code": 0}')
+
+
+def call_server(folder: Path, command: str, arguments: list[str]) -> int:
+    """One command: sends what it was called with, prints what the server says."""
+    if command == "pbsdsh":
+        return run_task(folder, arguments)
+    reads = command == "qsub" and "--" not in arguments and not sys.stdin.isatty()
+    stdin = sys.stdin.read() if reads else ""
+    try:
+        answer = ask_server(folder, command, arguments, stdin)
+    except OSError:
+        print(f"Connection refused\n{command}: cannot connect to server {SERVER} (errno=15010)", file=sys.stderr)
+        return 255 if command == "qstat" else NO_SERVER
     if answer["printed"]:
         sys.stdout.buffer.write(answer["printed"].encode(errors="surrogateescape") + b"\n")
     if answer["complaint"]:
         print(answer["complaint"], file=sys.stderr)
-    if command == "qsub" and answer["code"] == 0 and "-f" not in arguments[: arguments.index("--") if "--" in arguments else None]:
+    if (
+        command == "qsub"
+        and answer["code"] == 0
+        and "-f" not in arguments[: arguments.index("--") if "--" in arguments else None]
+    ):
         leave_behind()
     return answer["code"]
+
+
+def run_task(folder: Path, arguments: list[str]) -> int:
+    """What pbsdsh does: runs a task to its end, and prints its exit code without passing it on.
+
+    SIGTERM goes on to the task and ends pbsdsh; a signal that pbsdsh does not know ends it alone."""
+    task = ask_server(folder, "tm_spawn", arguments)
+    if task["code"]:
+        print(task["complaint"], file=sys.stderr)
+        return 1
+
+    def bail_out(number: int, _) -> None:
+        print(f"pbsdsh: killing task 0x{task['printed']} signal {number}", flush=True)
+        ask_server(folder, "tm_kill", [task["printed"], str(number)])
+        os._exit(1)
+
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, bail_out)
+    code = ask_server(folder, "tm_obit", [task["printed"]])["printed"]
+    if code not in ("", "0"):
+        print(f"pbsdsh: task 0x00000000 exit status {code}")
+    return 0
 
 
 def leave_behind() -> None:

@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -138,8 +140,13 @@ def test_qdel_of_several_parts_loses_some_of_them(full: Pbs):
     job = full.call("qsub", *SLEEP)
     full.call("qdel", "11[7].head", job)
     assert full.server.wait(10) == 139
-    asked = subprocess.run([full.folder / "bin" / "qstat", "-f", "-F", "dsv"], capture_output=True, text=True, timeout=30, check=False)
-    assert (asked.returncode, asked.stderr.splitlines()[-1]) == (255, "qstat: cannot connect to server head (errno=15010)")
+    asked = subprocess.run(
+        [full.folder / "bin" / "qstat", "-f", "-F", "dsv"], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (asked.returncode, asked.stderr.splitlines()[-1]) == (
+        255,
+        "qstat: cannot connect to server head (errno=15010)",
+    )
 
 
 def test_qstat_prints_broken_json_and_sound_dsv(full: Pbs):
@@ -264,3 +271,94 @@ def test_a_dependent_job_is_held_until_the_other_ends(pbs: Watched):
     assert (held["job_state"], held["Hold_Types"]) == ("H", "s"), held
     pbs.call("qdel", first)
     wait_until(lambda: pbs.job(second)["job_state"] == "R", DONE, "it runs when the first has ended")
+
+
+# A job of two hosts with two lines each in PBS_NODEFILE.
+TWO_HOSTS = ("-l", "select=2:ncpus=1:mpiprocs=2", "-l", "place=scatter:excl")
+
+
+def script(pbs: Pbs, text: str) -> list[str]:
+    """The command of a job that runs these lines."""
+    path = pbs.folder / "script.sh"
+    path.write_text(text)
+    return ["--", "/bin/bash", str(path)]
+
+
+def test_pbsdsh_counts_the_lines_of_the_nodefile(full: Pbs):
+    lines = "for slot in 0 1 2 3 4; do pbsdsh -n $slot -- /bin/sh -c 'echo slot $PBS_NODENUM'; done; sort $PBS_NODEFILE | uniq -c\n"
+    job = full.call("qsub", "-N", "slots", "-j", "oe", *TWO_HOSTS, *script(full, lines))
+    assert full.ended(job) == 0
+    printed = (full.folder / "slots.o11").read_text()
+    assert re.findall(r"slot (\d)", printed) == ["0", "0", "1", "1", "0"], printed
+    assert re.findall(r"^ +(\d) (\S+)", printed, re.MULTILINE) == [
+        ("2", socket.gethostname()),
+        ("2", f"{socket.gethostname()}-1"),
+    ]
+
+
+def test_a_job_of_two_hosts_waits_for_both(full: Pbs):
+    first = full.call("qsub", *SLEEP)
+    spread = full.call("qsub", *TWO_HOSTS, *SLEEP)
+    assert states_of(full, first, spread) == {"11": "R", "12": "Q"}
+    full.call("qdel", first)
+    wait_until(lambda: states_of(full, spread) == {"12": "R"}, TERM_TO_KILL + DONE, "it has both hosts")
+
+
+def test_a_task_of_pbsdsh_has_less_environment_than_its_job(full: Pbs):
+    lines = 'i=$PBS_ARRAY_INDEX; env > job$i.env; pbsdsh -n 2 -- /bin/sh -c "env > task$i.env; exit 7"; echo code $?\n'
+    job = full.call("qsub", "-N", "tasks", "-j", "oe", "-J", "1-2", *TWO_HOSTS, *script(full, lines)).replace(
+        "[]", "[1]"
+    )
+    assert full.ended(job) == 0
+    files = [(full.folder / f"{name}1.env").read_text().splitlines() for name in ("job", "task")]
+    job_has, task_has = (dict(line.split("=", 1) for line in lines) for lines in files)
+    lacks = {"LOGNAME", "USER", "SHELL", "PBS_ARRAY_INDEX", "PBS_ARRAY_ID"}
+    assert lacks <= job_has.keys() and not lacks & task_has.keys(), task_has
+    assert (task_has["PATH"], task_has["PBS_NODENUM"], task_has["PBS_JOBID"]) == ("/bin:/usr/bin", "1", job)
+    printed = (full.folder / "tasks.o11.1").read_text()
+    assert "exit status 7" in printed and "code 0" in printed, printed
+
+
+@pytest.fixture
+def spread(pbs: Watched):
+    """A job of two hosts whose top process is a witness, with another one on the second host."""
+    witness = f"{sys.executable} {pbs.folder}/witness.py"
+    lines = f"pbsdsh -n 2 -- {witness} far more & exec {witness} top\n"
+    pbs.id = pbs.call("qsub", "-N", "witness", "-j", "oe", *TWO_HOSTS, *script(pbs, lines))
+    wait_until(lambda: pbs.output().count("started") == 4, DONE, "all have started")
+    return pbs
+
+
+def test_pbsdsh_passes_sigterm_on_to_its_task(spread: Watched):
+    spread.call("qdel", spread.id)
+    wait_until(
+        lambda: {"top SIGTERM", "far SIGTERM", "group SIGTERM"} <= {*spread.output().splitlines()}, DONE, "all hear it"
+    )
+    assert spread.ended(spread.id, TERM_TO_KILL + DONE) == 256 + signal.SIGKILL
+    printed = (spread.folder / "witness.o11").read_text()
+    assert "pbsdsh: killing task 0x40000001 signal 15" in printed and printed.count("SIGTERM") == 3, printed
+    assert list(spread.members()) == ["session"]
+
+
+def test_sigusr1_ends_pbsdsh_and_reaches_no_task(spread: Watched):
+    spread.call("qsig", "-s", "SIGUSR1", spread.id)
+    wait_until(
+        lambda: "top SIGUSR1" in spread.output() and not any("pbsdsh" in one for one in spread.left().values()),
+        DONE,
+        "pbsdsh is gone",
+    )
+    spread.call("qdel", spread.id)
+    spread.ended(spread.id, TERM_TO_KILL + DONE)
+    printed = (spread.folder / "witness.o11").read_text()
+    assert "far SIG" not in printed and "top SIGTERM" in printed, printed
+    assert list(spread.members()) == ["session"]
+
+
+def test_suspension_and_the_end_of_the_top_process_reach_all_hosts(spread: Watched):
+    spread.call("qsig", "-s", "suspend", spread.id)
+    wait_until(lambda: states(spread) == {"top": "T", "far": "T", "group": "T", "session": "S"}, DONE, "stopped")
+    spread.call("qsig", "-s", "resume", spread.id)
+    wait_until(lambda: "T" not in states(spread).values(), DONE, "continued")
+    os.kill(spread.job(spread.id)["session_id"], signal.SIGKILL)
+    spread.ended(spread.id)
+    assert list(spread.members()) == ["session"]

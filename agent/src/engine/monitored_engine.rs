@@ -79,6 +79,11 @@ impl MonitoredEngine {
         }
     }
 
+    /// Whether another node's part is out of reach, as while the network between them is down.
+    pub(super) fn is_cut_off(&self) -> bool {
+        self.gang.as_ref().is_some_and(|gang| gang.is_cut_off())
+    }
+
     pub(super) fn process_group(&self) -> Option<u32> {
         self.status.borrow().pid
     }

@@ -98,28 +98,34 @@ fn judge(lasted: Duration, limits: StallLimits, holds: bool, testable: bool, act
 ///
 /// Time in which no request waits neither counts nor clears the stall: a hung engine does not move
 /// because its clients gave up.
+///
+/// Time in which another node's part is out of reach does not count, and as much after it: TCP tries
+/// again after twice the time that a network was down.
 #[derive(Debug)]
 struct StallTimer {
     counters: WorkCounters,
     checked_at: Instant,
     duration: Duration,
+    excused: Duration,
 }
 
 impl StallTimer {
     fn new(progress: WorkCounters, now: Instant) -> Self {
-        Self { counters: progress, checked_at: now, duration: Duration::ZERO }
+        Self { counters: progress, checked_at: now, duration: Duration::ZERO, excused: Duration::ZERO }
     }
 
     /// Adds an observation, and returns how long the stall has lasted.
-    fn update(&mut self, waiting: u32, progress: WorkCounters, now: Instant) -> Duration {
+    fn update(&mut self, waiting: u32, progress: WorkCounters, is_cut_off: bool, now: Instant) -> Duration {
         let passed = now.saturating_duration_since(self.checked_at).min(MAX_STALL_PER_CHECK);
         self.checked_at = now;
         if progress != self.counters {
             *self = Self::new(progress, now);
+        } else if is_cut_off {
+            self.excused += passed;
         } else if waiting > 0 {
             self.duration += passed;
         }
-        self.duration
+        self.duration.saturating_sub(self.excused)
     }
 }
 
@@ -149,7 +155,7 @@ pub(super) async fn watch(subject: &MonitoredEngine) -> EndCause {
         };
         flow.gaps().decay();
         let waiting = flow.waiting();
-        let lasted = stall.update(waiting, subject.work_counters(), Instant::now());
+        let lasted = stall.update(waiting, subject.work_counters(), subject.is_cut_off(), Instant::now());
         let limits = StallLimits::new(subject.stall_timeout, flow.gaps().p99(), subject.uses_gpus);
         if lasted < limits.idle / 2 {
             looked = None;
@@ -161,12 +167,12 @@ pub(super) async fn watch(subject: &MonitoredEngine) -> EndCause {
             looked = Some((ProcessSnapshot::take(subject.process_group()).await, lasted));
             continue;
         };
-        if waiting == 0 || lasted < limits.idle || lasted - *before < limits.idle / 2 {
+        if waiting == 0 || lasted < limits.idle || lasted.saturating_sub(*before) < limits.idle / 2 {
             continue;
         }
         let look = ProcessSnapshot::take(subject.process_group()).await;
         // Hours may have passed in which no request waited and nothing was computed.
-        let activity = subject.activity(&look, earlier, lasted - *before);
+        let activity = subject.activity(&look, earlier, lasted.saturating_sub(*before));
         let why = match judge(lasted, limits, subject.has_requests(), testable, &activity) {
             StallVerdict::Wait => {
                 looked = Some((look, lasted));

@@ -214,6 +214,11 @@ impl Gang {
         self.members.lock().roster.activity(Instant::now())
     }
 
+    /// Whether a member is not heard.
+    pub(crate) fn is_cut_off(&self) -> bool {
+        self.members.lock().roster.is_cut_off(Instant::now())
+    }
+
     pub(crate) fn view(&self) -> Vec<MemberView> {
         self.members.lock().roster.view(Instant::now())
     }

@@ -371,6 +371,11 @@ impl Roster {
         whole
     }
 
+    /// Whether a member is not heard.
+    pub(crate) fn is_cut_off(&self, now: Instant) -> bool {
+        self.members.iter().any(|member| !member.is_heard(now))
+    }
+
     /// Members for people, in the order of their numbers.
     pub(crate) fn view(&self, now: Instant) -> Vec<MemberView> {
         let view = |(number, member): (u32, &KnownMember)| {

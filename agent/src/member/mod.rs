@@ -89,6 +89,8 @@ pub(crate) struct Member {
     killed_by: Option<Instant>,
     /// Reason why the member leaves, and when it does so without its head.
     leaving: Option<(String, Instant)>,
+    /// It leaves as soon as a scheduler wants it gone.
+    is_hurried: bool,
     /// The head has let the member go.
     is_let_go: bool,
 }
@@ -111,6 +113,7 @@ impl Member {
             heard: now,
             killed_by: None,
             leaving: None,
+            is_hurried: false,
             is_let_go: false,
         }
     }
@@ -128,7 +131,7 @@ impl Member {
             tokio::select! {
                 biased;
                 () = shutdown.wait_stop() => break,
-                () = shutdown.wait_hurry(), if self.leaving.is_some() && !self.is_let_go => self.shorten(self.parts.leave_within[0]),
+                () = shutdown.wait_hurry(), if self.leaving.is_some() && !self.is_hurried => self.hurry(),
                 () = shutdown.wait_drain(), if self.leaving.is_none() => self.leave(shutdown.is_hurried()),
                 event = next_event(&mut self.part) => self.handle_part(event),
                 message = next_message(&mut self.link) => self.handle_message(message),
@@ -166,12 +169,13 @@ impl Member {
         let within = self.parts.leave_within[usize::from(!is_hurried)];
         let reason = "the agent was told to leave".to_owned();
         self.tell(MemberMessage::Leaving(reason.clone()));
-        self.leaving = Some((reason, Instant::now() + within));
+        (self.leaving, self.is_hurried) = (Some((reason, Instant::now() + within)), is_hurried);
     }
 
-    fn shorten(&mut self, within: Duration) {
+    fn hurry(&mut self) {
+        self.is_hurried = true;
         if let Some((_, at)) = &mut self.leaving {
-            *at = (*at).min(Instant::now() + within);
+            *at = (*at).min(Instant::now() + self.parts.leave_within[0]);
         }
     }
 

@@ -178,7 +178,16 @@ async fn a_killed_agent_takes_both_parts_along_and_another_one_brings_them_back(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_member_told_to_leave_takes_the_replica_along_after_its_answers() {
-    let mut spread = Spread::start(&[]).await;
+    a_member_takes_the_replica_along(&[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_member_that_a_scheduler_will_kill_takes_the_replica_along_too() {
+    a_member_takes_the_replica_along(&["--leave-grace", "20s"]).await;
+}
+
+async fn a_member_takes_the_replica_along(flags: &[&str]) {
+    let mut spread = Spread::start(flags).await;
     let mut stream = spread.scene.router.edge().open(CHAT, &chat_stream(100)).await;
     stream.events(2).await;
     spread.member.signal(Signal::TERM);

@@ -63,14 +63,32 @@ async fn a_stall_counts_only_waiting_time_and_progress_clears_it() {
     let start = Instant::now();
     let at = |quarters: u32| start + CHECK_INTERVAL * quarters;
     let mut stall = StallTimer::new(progress(), start);
-    assert_eq!(stall.update(1, progress(), at(1)), CHECK_INTERVAL);
-    assert_eq!(stall.update(2, progress(), at(2)), 2 * CHECK_INTERVAL);
-    assert_eq!(stall.update(0, progress(), at(3)), 2 * CHECK_INTERVAL, "the clients have left");
-    assert_eq!(stall.update(1, progress(), at(4)), 3 * CHECK_INTERVAL, "and others come");
+    assert_eq!(stall.update(1, progress(), false, at(1)), CHECK_INTERVAL);
+    assert_eq!(stall.update(2, progress(), false, at(2)), 2 * CHECK_INTERVAL);
+    assert_eq!(stall.update(0, progress(), false, at(3)), 2 * CHECK_INTERVAL, "the clients have left");
+    assert_eq!(stall.update(1, progress(), false, at(4)), 3 * CHECK_INTERVAL, "and others come");
     // This program was stopped for an hour.
-    assert_eq!(stall.update(1, progress(), at(4) + 3600 * S), 3 * CHECK_INTERVAL + MAX_STALL_PER_CHECK);
+    assert_eq!(stall.update(1, progress(), false, at(4) + 3600 * S), 3 * CHECK_INTERVAL + MAX_STALL_PER_CHECK);
     watched.says(EngineMetrics { prompt_tokens: 2048, ..EngineMetrics::default() });
-    assert_eq!(stall.update(1, progress(), at(5) + 3600 * S), Duration::ZERO, "a prefill goes on");
+    assert_eq!(stall.update(1, progress(), false, at(5) + 3600 * S), Duration::ZERO, "a prefill goes on");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_outage_between_nodes_and_as_much_after_it_count_for_no_stall() {
+    let watched = Watched::at("s".as_ref());
+    let progress = || watched.subject.work_counters();
+    let start = Instant::now();
+    let mut stall = StallTimer::new(progress(), start);
+    let mut lasted = |is_cut_off: bool, from: u32, to: u32| {
+        (from..to).map(|second| stall.update(1, progress(), is_cut_off, start + (second + 1) * S)).last().unwrap()
+    };
+    assert_eq!(lasted(false, 0, 3), 3 * S, "until a member counts as silent");
+    assert_eq!(lasted(true, 3, 23), Duration::ZERO);
+    assert_eq!(lasted(false, 23, 40), Duration::ZERO, "packets that were lost are sent again");
+    assert_eq!(lasted(false, 40, 50), 10 * S);
+    watched.says(EngineMetrics { prompt_tokens: 2048, ..EngineMetrics::default() });
+    assert_eq!(stall.update(1, progress(), false, start + 51 * S), Duration::ZERO);
+    assert_eq!(stall.update(1, progress(), false, start + 52 * S), S, "what was excused is forgotten");
 }
 
 async fn within(watched: &Watched, time: Duration) -> Option<String> {
