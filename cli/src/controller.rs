@@ -29,6 +29,7 @@ use crate::AdjustRouter;
 use crate::host_names::{certified_names, find_host_names, this_host};
 use crate::router::{announce, router_config};
 use crate::settings::user_key_file;
+use crate::usage::with_usage;
 
 #[derive(Debug, Args)]
 pub(crate) struct ControllerArgs {
@@ -78,7 +79,8 @@ pub(crate) async fn controller(
     };
     let former = folder.endpoint()?;
     let ports = if own_job.is_none() { former_ports(former.as_ref()).await } else { FormerPorts::IfFree };
-    let router_config = configure_router(settings, former.as_ref().map(|former| (former, ports)), own_job.is_some(), adjust)?;
+    let configured = with_usage(router_config(settings, adjust)?, folder.usage());
+    let router_config = configure_router(settings, configured, former.as_ref().map(|former| (former, ports)), own_job.is_some())?;
     let (authority, keys_file) = (std::path::absolute(&router_config.tls_dir)?, router_config.keys_file.clone());
     let drain_timeout = router_config.drain_timeout;
     let certifies = router_config.tls_cert.as_os_str().is_empty();
@@ -222,11 +224,10 @@ async fn former_ports(former: Option<&Endpoint>) -> FormerPorts {
 /// because clients have its address.
 fn configure_router(
     settings: &Settings,
+    mut config: RouterConfig,
     former: Option<(&Endpoint, FormerPorts)>,
     is_in_job: bool,
-    adjust: AdjustRouter,
 ) -> anyhow::Result<RouterConfig> {
-    let mut config = router_config(settings, adjust)?;
     if config.tls_dir.as_os_str().is_empty() {
         bail!("jobs have no authority to join by (router.tls_dir): run `hostler init` first");
     }

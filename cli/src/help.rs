@@ -74,6 +74,7 @@ const GROUPS: [Group; 5] = [
             ("sleep", &["hostler sleep gpu-host-1"]),
             ("wake", &["hostler wake gpu-host-1"]),
             ("lora", &["hostler lora load sql-adapter /adapters/sql"]),
+            ("usage", &["hostler usage --since 30d --by key", "hostler usage --json | jq .nodes"]),
             ("report", &["hostler report"]),
         ],
     },

@@ -46,6 +46,7 @@ mod top;
 mod trust;
 mod up;
 mod up_record;
+mod usage;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -164,6 +165,8 @@ enum Command {
     Logs(logs::LogsArgs),
     /// Show why a request went where it went.
     Explain(explain::ExplainArgs),
+    /// Show requests, tokens and node-hours by day, key, tenant or model.
+    Usage(usage::UsageArgs),
     /// Write an archive for a bug report, without secrets.
     ///
     /// It has versions, settings, nodes, decisions, logs of engines that failed, and metrics.
@@ -353,6 +356,7 @@ fn run(mut cli: Cli, given: CommandFlags<'_>, adjust_router: AdjustRouter) -> an
         Command::Token(command) => init::token(&command, file.as_deref()),
         Command::Logs(args) => runtime.block_on(logs::logs(&args)),
         Command::Explain(args) => runtime.block_on(explain::explain(&args)),
+        Command::Usage(args) => usage::usage(&args, file.as_deref()),
         Command::Report(args) => runtime.block_on(report::report(&CommandFlags::default().load(file.as_deref(), None)?, &args)),
         Command::Bench(args) => runtime.block_on(bench::bench(&args, file.as_deref())),
         Command::Batch(args) => runtime.block_on(batch::batch(&args, file.as_deref())),

@@ -48,6 +48,7 @@ pub enum Action {
 pub fn decide(entry: &FleetEntry, observation: &Observation, memory: &Memory, now: SystemTime) -> (Vec<Action>, Memory) {
     let mut memory = memory.clone();
     memory.note_request(entry.asked);
+    memory.note_entry(entry);
     memory.observe(&observation.jobs, now);
     let stages = Stages::sort(observation, &memory, now);
     memory.mark_due(&stages.serving, &stages.waiting, now);

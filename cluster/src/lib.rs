@@ -9,6 +9,7 @@ mod entry;
 mod estimates;
 mod failures;
 mod memory;
+mod node_time;
 mod observation;
 mod pace;
 #[cfg(test)]
@@ -22,6 +23,7 @@ use std::time::{Duration, SystemTime};
 pub use decide::{Action, decide};
 pub use entry::{EntryError, FleetEntry, FleetSize};
 pub use memory::Memory;
+pub use node_time::{NodeLedger, NodeTime};
 pub use observation::{Demand, NodeState, Observation, ObservedJob};
 pub use succession::{ControllerJob, SuccessionAction, SuccessionMemory, decide_succession, find_successors};
 

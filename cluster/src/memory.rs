@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::estimates::RecentTimes;
 use crate::failures::Failures;
+use crate::node_time::{NodeLedger, NodeUse};
 use crate::observation::{NodeState, ObservedJob};
 use crate::pace::Pace;
 use crate::{FleetEntry, since};
@@ -83,6 +84,7 @@ pub struct Memory {
     stepped: Option<SystemTime>,
     /// The entry's `asked` as of the last step.
     asked: u64,
+    node_time: NodeLedger,
 }
 
 /// Memory of one listed job.
@@ -105,11 +107,15 @@ pub(crate) struct JobRecord {
     pub(crate) ends_at: Option<SystemTime>,
     /// When the job was first seen ready.
     pub(crate) ready: Option<SystemTime>,
-    /// When a request was last seen in flight.
+    /// When a request was last seen there, in flight or since the step before.
     pub(crate) busy: Option<SystemTime>,
+    /// Requests that the node had taken in the last step.
+    served: Option<u64>,
     /// Since when the job runs without an agent.
     absent_since: Option<SystemTime>,
     suspended_since: Option<SystemTime>,
+    /// Until when the present run is in the node time, and what its nodes did then.
+    counted_until: Option<SystemTime>,
     pub(crate) leaving_since: Option<SystemTime>,
     /// Whether the job was watched from its start, so its cold start is known.
     start_is_watched: bool,
@@ -245,6 +251,34 @@ impl Memory {
         self.failures.pause(now)
     }
 
+    /// Node time of the entry's jobs.
+    #[must_use]
+    pub fn node_time(&self) -> &NodeLedger {
+        &self.node_time
+    }
+
+    /// Notes what is served, and over how many nodes each job runs. An entry that was removed does
+    /// not say it.
+    pub(crate) fn note_entry(&mut self, entry: &FleetEntry) {
+        if !entry.model.is_empty() {
+            (self.node_time.nodes, self.node_time.model) = (entry.nodes_per_replica, entry.model.clone());
+        }
+    }
+
+    /// Counts the time since the last step of each job that has nodes.
+    fn count_node_time(&mut self, jobs: &[ObservedJob], now: SystemTime) {
+        let ready = jobs.iter().filter(|job| job.is_ready()).count();
+        let has_surplus = self.size.is_some_and(|size| ready > size as usize);
+        for job in jobs.iter().filter(|job| job.has_started()) {
+            let Some(record) = self.jobs.get_mut(&job.id) else { continue };
+            let is_replaced = has_surplus && record.may_be_replaced();
+            let used = NodeUse::of(job, record.busy, is_replaced, now);
+            let from = record.counted_until.max(record.started).unwrap_or(now);
+            self.node_time.count(used, from, now);
+            record.counted_until = Some(now);
+        }
+    }
+
     /// Updates the memory from a job list: jobs that ended, appeared or became ready.
     pub(crate) fn observe(&mut self, jobs: &[ObservedJob], now: SystemTime) {
         let is_late = self.stepped.replace(now).is_none_or(|stepped| since(now, stepped) > LONGEST_STEP);
@@ -281,6 +315,7 @@ impl Memory {
                 }
             }
         }
+        self.count_node_time(jobs, now);
         let is_gone = |submission: &mut Submission| submission.is_confirmed || since(now, submission.at) >= LISTED_WITHIN;
         if let Some(gone) = self.submission.take_if(is_gone) {
             self.failures.note(Some(gone.at).filter(|_| gone.is_confirmed), now);
@@ -289,12 +324,17 @@ impl Memory {
 
     /// Forgets jobs that are no longer listed, and counts a failure for each that should be.
     fn note_gone_jobs(&mut self, jobs: &[ObservedJob], now: SystemTime) {
-        let failures = &mut self.failures;
+        let (failures, node_time) = (&mut self.failures, &mut self.node_time);
         let listed: BTreeSet<&str> = jobs.iter().map(|job| job.id.as_str()).collect();
         self.jobs.retain(|id, record| {
             let is_listed = listed.contains(id.as_str());
             if !is_listed && !record.may_be_over(now) {
                 failures.note(record.known_since(), now);
+            }
+            if !is_listed && let Some(from) = record.counted_until {
+                let latest = record.ends_at.map_or(now, |ends| ends.min(now));
+                // It has ended somewhere between two steps.
+                node_time.count(NodeUse::Leaving, from, from + since(latest, from) / 2);
             }
             is_listed
         });
@@ -420,7 +460,8 @@ impl JobRecord {
             JobState::Queued | JobState::Running | JobState::Suspended => {}
         }
         self.note_run(job, now);
-        if job.in_flight > 0 {
+        let took_requests = self.served.replace(job.served).is_some_and(|before| job.served > before);
+        if job.in_flight > 0 || took_requests {
             self.busy = Some(now);
         }
     }

@@ -31,6 +31,8 @@ pub struct ObservedJob {
     pub node: NodeState,
     /// Requests in flight on the job's node.
     pub in_flight: u32,
+    /// Requests that the node has taken since its agent started.
+    pub served: u64,
 }
 
 impl ObservedJob {

@@ -10,6 +10,7 @@ mod known_scheduler;
 mod lock;
 mod standby;
 mod tag;
+mod usage;
 
 use std::fs::{self, DirBuilder};
 use std::io::ErrorKind;
@@ -31,6 +32,7 @@ pub use self::endpoint::{Endpoint, ProgramFile};
 pub(crate) use self::heartbeat::HEARTBEAT_INTERVAL;
 pub use self::heartbeat::HEARTBEAT_LIFETIME;
 pub(crate) use self::housekeeping::IDENTITY_KEPT_FOR;
+pub use self::usage::NodeUsage;
 
 const ENDPOINT_FILE: &str = "endpoint.json";
 

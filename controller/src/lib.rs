@@ -20,7 +20,7 @@ mod step_error;
 mod submission;
 
 pub use config::{ClusterConfig, ControllerPlace, SchedulerError};
-pub use folder::{Endpoint, FleetFolder, FolderError, HEARTBEAT_LIFETIME, ProgramFile};
+pub use folder::{Endpoint, FleetFolder, FolderError, HEARTBEAT_LIFETIME, NodeUsage, ProgramFile};
 pub use job_settings::JobSettings;
 pub use run::{Controller, ControllerEnd};
 pub use scheduler_check::check_scheduler;

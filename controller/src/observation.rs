@@ -78,6 +78,7 @@ pub(crate) fn observe(jobs: &[ScheduledJob], listed: &ListResponse, names: &[Str
             run_time: job.run_time,
             node: node_state(node),
             in_flight: node.map(in_flight).unwrap_or_default(),
+            served: node.map(served).unwrap_or_default(),
         }
     });
     Observation { jobs: observed.collect(), demand: sum_demand(listed, names), ..Observation::default() }
@@ -123,6 +124,10 @@ pub(crate) fn progress(node: &Node) -> Option<(String, Option<Duration>)> {
 fn in_flight(node: &Node) -> u32 {
     let of_replica = |replica: &Replica| replica.load().in_flight.max(replica.local_in_flight);
     node.replicas.iter().map(of_replica).sum()
+}
+
+fn served(node: &Node) -> u64 {
+    node.replicas.iter().map(|replica| replica.load().served).sum()
 }
 
 /// Demand for any of these names, or for the alias of one. Requests in flight are the same for all

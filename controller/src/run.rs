@@ -270,6 +270,7 @@ impl Controller {
         let (status, expected) = (report(&view, now), expect(&view, now));
         (record.status, record.expected) = (Some(status), expected);
         if is_removed(entry) && record.memory.is_over() {
+            self.setup.folder.write_node_usage(&entry.name, record.memory.node_time())?;
             return Ok(self.setup.folder.forget(&entry.name)?);
         }
         self.records.insert(entry.name.clone(), record);
@@ -297,6 +298,7 @@ impl Controller {
         let is_old = record.written.is_none_or(|written| written.elapsed() >= MEMORY_INTERVAL);
         if !actions.is_empty() || is_old || !memory.has_jobs_of(&record.memory) {
             self.setup.folder.write_memory(&entry.name, &memory)?;
+            self.setup.folder.write_node_usage(&entry.name, memory.node_time())?;
             record.written = Some(Instant::now());
         }
         record.memory = memory;

@@ -119,6 +119,9 @@ pub struct RouterConfig {
     /// The file of the access log; empty means standard error, with the other logs. Where it is
     /// moved away it is opened anew within a second.
     pub access_log_file: PathBuf,
+    /// Folder for requests and tokens by day, key, tenant and model, which `hostler usage` adds up;
+    /// empty writes none. `hostler up` and the controller of a fleet of jobs have one.
+    pub usage_dir: PathBuf,
     /// Where traces go. It is no setting: OpenTelemetry's environment variables say so.
     #[serde(skip)]
     pub traces: Option<TraceSettings>,
@@ -231,6 +234,7 @@ impl Default for RouterConfig {
             decompress_bodies: false,
             access_log: AccessFormat::Text,
             access_log_file: PathBuf::new(),
+            usage_dir: PathBuf::new(),
             traces: None,
             isolate_tenants: false,
             secret_file: PathBuf::new(),

@@ -53,6 +53,7 @@ mod takeover;
 mod tenant_pool;
 mod thread_pool;
 mod tls;
+mod token_ledger;
 mod traces;
 
 use std::net::SocketAddr;
@@ -93,6 +94,8 @@ use tenant_pool::TenantPool;
 use thread_pool::ThreadPool;
 pub use tls::TlsSetupError;
 use tls::{FleetAuthority, RouterTls};
+use token_ledger::TokenLedger;
+pub use token_ledger::{TokenCounts, UsageHolder, UsageRow, day_name, read_usage};
 use traces::{TraceExport, Traces};
 
 /// How long connections to agents and operators may take to close.
@@ -113,6 +116,7 @@ pub struct Router {
     metrics: Arc<RouterMetrics>,
     metric_registry: MetricRegistry,
     access_log: (AccessLog, AccessLogWriter),
+    usage: Option<TokenLedger>,
     traces: (Traces, TraceExport),
     tls: RouterTls,
     origins: AllowedOrigins,
@@ -272,13 +276,16 @@ impl Router {
         tls.check_plain_text(&config, edge.1, agents.1)?;
         let admin = listen(&config.admin_listen, "router.admin_listen", &mut successor, &place).await?;
         let place = OperatorsSocket { port: admin.1.port(), ..place };
+        let (access_log, writing) = AccessLog::start(config.access_log, &config.access_log_file, metrics.access_log_dropped.clone())?;
+        let usage = TokenLedger::open(&config.usage_dir);
         Ok(Self {
             operators: (place.clone(), place.open(successor.is_some()).await?),
             tls,
             origins: AllowedOrigins::new(&config.allowed_origins)?,
             media: MediaHosts::new(&config.media_hosts)?,
             isolation: config.secret_path().map(|path| Isolation::open(&path).map_err(StartError::Isolation)).transpose()?,
-            access_log: AccessLog::start(config.access_log, &config.access_log_file, metrics.access_log_dropped.clone())?,
+            access_log: (access_log.with_usage(usage.clone()), writing),
+            usage,
             traces: Traces::start(config.traces.as_ref(), metrics.trace_spans_dropped.clone()),
             metrics,
             metric_registry,
@@ -412,7 +419,7 @@ impl Router {
         let state = SharedState::start(&self.config, self.succession, &shutdown);
         let (serving, tasks, end) = (&state.serving, &state.tasks, state.tasks.end());
         let SharedState { fleet, crash_suspects, admission, prompts, .. } = &state;
-        let (metrics, (access, writing)) = (self.metrics, self.access_log);
+        let (metrics, (access, writing), usage) = (self.metrics, self.access_log, self.usage);
         let terms = EndTerms { drain: self.config.drain_timeout, kill_grace: self.kill_grace };
         let (traces, trace_export) = self.traces;
         let predecessor =
@@ -426,6 +433,7 @@ impl Router {
             tokio::spawn(maintain_tokenizers(prompts.clone(), fleet.clone(), end.clone())),
             tokio::spawn(keys::watch_file(self.keys.clone(), metrics.clone(), end.clone())),
         ];
+        parts.extend(usage.clone().map(|usage| tokio::spawn(usage.keep_written(end.clone()))));
         let prefill_windows = PrefillWindows::from_now(self.config.prefill_interval);
         let placer = Arc::new(Placer::new(fleet.clone(), state.index.clone(), prompts.clone(), metrics.clone(), prefill_windows));
         // A replaced router serves its remaining requests as before, so it waits for replicas too.
@@ -478,7 +486,7 @@ impl Router {
         state.requests_ended.cancel();
         let parts = parts.into_iter().map(|task| join_within(CLOSE_TIMEOUT, task));
         tokio::join!(tasks.finish(CLOSE_TIMEOUT), join_all(parts), prompts.finish(CLOSE_TIMEOUT));
-        tokio::join!(writing.flush(), trace_export.flush());
+        tokio::join!(writing.flush(), trace_export.flush(), TokenLedger::finish(usage));
         taken
     }
 }

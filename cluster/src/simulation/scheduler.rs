@@ -278,6 +278,7 @@ impl SimulatedJob {
             run_time: has_started.then(|| RunTime { limit: Duration::from_secs(limit), used: self.used(now, clock) }),
             node,
             in_flight: 0,
+            served: 0,
         }
     }
 }

@@ -47,6 +47,8 @@ pub(super) struct Figures {
     /// Ready and not desired.
     overlap: u64,
     held: u64,
+    /// As the controller's memory has them.
+    pub(super) counted: f64,
     /// Held, and not ready or not desired.
     wasted: u64,
     pub(super) submissions: u64,
@@ -78,6 +80,13 @@ impl Watch {
             requested: 0,
             adopted: 0,
         }
+    }
+
+    /// Requires the controller to know the nodes' time within this share of it.
+    #[expect(clippy::cast_precision_loss, reason = "a run has some million seconds")]
+    pub(super) fn assert_node_time(&self, share: f64) {
+        let held = self.figures.held as f64;
+        assert!((self.figures.counted - held).abs() <= share * held, "{self}: {held} s held, and {} counted", self.figures.counted);
     }
 
     /// Longest time until a job is ready.

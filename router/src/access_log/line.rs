@@ -13,6 +13,7 @@ use crate::config::AccessFormat;
 use crate::outcome::AnswerOutcome;
 use crate::resume_tier::ResumeTier;
 use crate::sse::TokenUsage;
+use crate::token_ledger::{TokenCounts, UsageHolder};
 use crate::traces::RequestEnd;
 
 #[derive(Debug)]
@@ -41,6 +42,8 @@ pub(super) struct AccessLine {
     pub(super) first_byte: Option<Duration>,
     pub(super) total: Duration,
     pub(super) usage: Option<TokenUsage>,
+    /// The router's own count of an answer that does not say its usage.
+    pub(super) counted: Option<TokenUsage>,
     /// `None` if no answer had begun.
     pub(super) outcome: Option<AnswerOutcome>,
     pub(super) cause: Option<&'static str>,
@@ -71,6 +74,7 @@ impl AccessLine {
             first_byte: None,
             total: Duration::ZERO,
             usage: None,
+            counted: None,
             outcome: None,
             cause: None,
             status: None,
@@ -101,6 +105,16 @@ impl AccessLine {
             _ => "not_ready",
         };
         self.cause.or_else(|| self.status.filter(|status| *status >= 400).map(of_status))
+    }
+
+    /// What the request adds to the usage of its key, tenant and model.
+    pub(super) fn usage_row(&self) -> (UsageHolder, TokenCounts) {
+        let is_complete = self.outcome() == AnswerOutcome::Complete.as_str();
+        let model = self.model.as_deref().unwrap_or_default().into();
+        (
+            UsageHolder { key: (&*self.key).into(), tenant: (&*self.tenant).into(), model },
+            TokenCounts::of_request(self.usage.or(self.counted), !is_complete),
+        )
     }
 
     /// The end of the request, for its trace.
@@ -141,8 +155,10 @@ impl AccessLine {
         fields.number("attempts", Some(self.attempts).filter(|attempts| *attempts > 0));
         fields.word("resume", self.resume);
         fields.number("resumed", Some(self.resumed).filter(|resumed| *resumed > 0));
-        fields.number("tokens_in", self.usage.map(|usage| usage.prompt_tokens));
-        fields.number("tokens_out", self.usage.map(|usage| usage.completion_tokens));
+        let usage = self.usage.or(self.counted);
+        fields.number("tokens_in", usage.map(|usage| usage.prompt_tokens));
+        fields.number("tokens_out", usage.map(|usage| usage.completion_tokens));
+        fields.word("tokens_by", self.counted.filter(|_| self.usage.is_none()).map(|_| "router"));
         fields.number("tokens_cached", self.usage.and_then(|usage| usage.cached_tokens));
         fields.seconds("queued", self.replica.is_some().then_some(self.queued));
         fields.seconds("first", self.first_byte);

@@ -30,6 +30,7 @@ use crate::outcome::AnswerOutcome;
 use crate::placement::PlacementDecision;
 use crate::resume_tier::ResumeTier;
 use crate::sse::TokenUsage;
+use crate::token_ledger::TokenLedger;
 use crate::traces::{RequestTrace, TraceParent};
 pub(crate) use attempt_entry::AttemptEntry;
 use line::AccessLine;
@@ -49,9 +50,16 @@ pub(crate) struct AccessLog {
     lines: Option<LineSender>,
     /// Remembers refused requests, also where no lines are written.
     refusals: Option<RefusalLog>,
+    usage: Option<TokenLedger>,
 }
 
 impl AccessLog {
+    /// Adds ended requests to this ledger, too.
+    #[must_use]
+    pub(crate) fn with_usage(self, usage: Option<TokenLedger>) -> Self {
+        Self { usage, ..self }
+    }
+
     /// Writes to the file at `path`, or to standard error if that is empty. Lines that find no room
     /// are counted as `dropped`.
     ///
@@ -60,10 +68,10 @@ impl AccessLog {
     pub(crate) fn start(format: AccessFormat, path: &std::path::Path, dropped: Counter) -> Result<(Self, AccessLogWriter), AccessLogError> {
         let refusals = Some(RefusalLog::default());
         if format == AccessFormat::Off {
-            return Ok((Self { lines: None, refusals }, AccessLogWriter::default()));
+            return Ok((Self { lines: None, refusals, usage: None }, AccessLogWriter::default()));
         }
         let (lines, writing) = writer::start(format, path, dropped)?;
-        Ok((Self { lines: Some(lines), refusals }, writing))
+        Ok((Self { lines: Some(lines), refusals, usage: None }, writing))
     }
 
     /// The latest refused requests.
@@ -80,7 +88,7 @@ impl AccessLog {
         headers: &HeaderMap,
         trace: Option<Box<RequestTrace>>,
     ) -> AccessEntry {
-        if self.lines.is_none() && self.refusals.is_none() && trace.is_none() {
+        if self.lines.is_none() && self.refusals.is_none() && self.usage.is_none() && trace.is_none() {
             return AccessEntry::none();
         }
         let trace_id = trace.as_ref().map(|trace| trace.id());
@@ -121,6 +129,10 @@ impl Drop for OpenEntry {
             && let Some(refused) = RefusedRequest::of(&line)
         {
             refusals.record(refused);
+        }
+        if let Some(usage) = self.log.usage.as_ref().filter(|_| line.id != 0) {
+            let (holder, counts) = line.usage_row();
+            usage.record(holder, &counts, line.ended_at);
         }
         if let Some(lines) = &self.log.lines {
             lines.send(line);
@@ -213,6 +225,11 @@ impl AccessEntry {
             line.usage = usage;
         });
         self.update_trace(|trace| trace.record_end(cause));
+    }
+
+    /// Sets the router's own count of an answer that does not say its usage.
+    pub(crate) fn set_counted(&self, counted: TokenUsage) {
+        self.update(|line| line.counted = Some(counted));
     }
 
     /// Sets how many bytes of an engine's answer were passed on.

@@ -42,6 +42,11 @@ impl PlacementFeedback {
         self.decision.id
     }
 
+    /// Tokens of the prompt, as the router counts them.
+    pub(crate) fn prompt_tokens(&self) -> u32 {
+        self.decision.prompt_tokens
+    }
+
     /// Follows the request of `decision`, which `in_flight` counts. `approx_prefix_slot` is where
     /// its text was added.
     #[must_use]

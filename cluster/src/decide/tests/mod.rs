@@ -87,6 +87,7 @@ impl Scene {
             run_time: None,
             node: NodeState::NotAttached,
             in_flight: 0,
+            served: 0,
         });
     }
 

@@ -157,3 +157,16 @@ fn a_model_that_cannot_start_is_retried_only_on_demand() {
     scene.demand = Demand { waiting: 0, in_flight: 0, last_request: Some(Duration::from_secs(HOUR)) };
     assert_eq!(scene.pass(5 * HOUR), []);
 }
+
+#[test]
+fn short_requests_between_two_steps_keep_a_node() {
+    let mut scene = Scene::elastic(0, 2);
+    scene.demand = Demand { waiting: 1, ..Demand::default() };
+    scene.bring_up(1);
+    scene.demand = Demand::default();
+    for minute in 0..120 {
+        scene.job("j1").served = minute;
+        assert_eq!(scene.pass(MINUTE), []);
+    }
+    assert_eq!(scene.wait(HOUR).1, drain("j1"), "the last one was long ago");
+}

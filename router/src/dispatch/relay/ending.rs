@@ -76,6 +76,10 @@ impl Relay {
         let RelayContext { metrics, log_entry, feedback, replica, received_at, .. } = &self.context;
         metrics.record_end(outcome, *received_at);
         log_entry.record_end(outcome, cause, usage);
+        if usage.is_none() && self.is_event_stream() && self.context.usage_bounds.work.is_some() {
+            let (prompt_tokens, completion_tokens) = (feedback.prompt_tokens().into(), self.seen_tokens());
+            log_entry.set_counted(TokenUsage { prompt_tokens, completion_tokens, cached_tokens: None });
+        }
         if self.is_event_stream() {
             feedback.record_gap(self.pipeline.lock().take_gap());
         }

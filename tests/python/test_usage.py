@@ -1,0 +1,107 @@
+"""`hostler usage` adds up: tokens against the access log, and node time against the scheduler's own, over a takeover and kills."""
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from batch import whole
+from login_node import LoginNode
+from one_machine import BOUND, END, START, beside, run, start
+from processes import Process, wait_until
+
+
+def ask(edge: str, model: str, count: int, stream: bool = False):
+    """Sends so many requests, one after another."""
+    for number in range(count):
+        body = {"model": model, "prompt": f"{number} " * (number + 1), "max_tokens": 3 + number, "ignore_eos": True, "stream": stream}
+        assert httpx2.post(f"{edge}/completions", json=body, timeout=START).status_code == 200
+
+
+def logged(*logs: Path) -> dict[str, list[int]]:
+    """Requests, prompt tokens and answer tokens by model, as the lines of access logs have them."""
+    sums: dict[str, list[int]] = {}
+    for line in "".join(log.read_text() for log in logs).splitlines():
+        if "tokens_in=" in line:
+            fields = dict(re.findall(r"(\w+)=(\S+)", line))
+            row = sums.setdefault(fields["model"], [0, 0, 0])
+            row[0] += 1
+            row[1] += int(fields["tokens_in"])
+            row[2] += int(fields["tokens_out"])
+    return sums
+
+
+def counted(runtime: dict[str, str]) -> dict[str, list[int]]:
+    """The same, as `hostler usage` has them."""
+    shown = run(runtime, "usage", "--json")
+    assert shown.returncode == 0, shown
+    sums: dict[str, list[int]] = {}
+    for row in json.loads(shown.stdout)["tokens"]:
+        mine = sums.setdefault(row["model"], [0, 0, 0])
+        for place, name in enumerate(("requests", "prompt_tokens", "answer_tokens")):
+            mine[place] += row[name]
+    return sums
+
+
+def test_tokens_add_up_over_a_kill_and_a_takeover(tmp_path, runtime):
+    home = runtime | {"XDG_STATE_HOME": str(tmp_path / "state")}
+    assert run(home, "usage").returncode == 1, "nothing was counted yet"
+    logs = [tmp_path / f"access-{number}.log" for number in range(3)]
+    first, edge = start(tmp_path, home, "usage-a", "--access-log-file", str(logs[0]))
+    guest = beside(tmp_path, home, edge, "usage-b")
+    ask(edge, "usage-a", 5)
+    ask(edge, "usage-b", 3)
+    wait_until(lambda: counted(home) == logged(logs[0]) and len(logged(logs[0])) == 2, START, "the first router's files are written")
+    os.kill(first.child.pid, signal.SIGKILL)
+    first.killed = guest.killed = True
+    guest.child.terminate()
+    second, edge = start(tmp_path, home, "usage-a", "--access-log-file", str(logs[1]))
+    ask(edge, "usage-a", 4, stream=True)
+    address = edge.removeprefix("http://").removesuffix("/v1")
+    options = ["--engine", "simulated", "--replicas", "1", "--listen", address, "--admin-listen", "127.0.0.1:0", "--takeover"]
+    words = ["up", *options, "--access-log-file", str(logs[2]), "--", "--served-model-name", "usage-a", *BOUND]
+    third = Process("third", words, tmp_path, home)
+    third.printed("ready", START)
+    assert second.child.wait(START + END) == 0, second.tail()
+    ask(edge, "usage-a", 2)
+    assert run(home, "down", "usage-a").returncode == 0
+    assert third.child.wait(END) == 0
+    assert counted(home) == logged(*logs) and counted(home)["usage-a"][0] == 11
+    shown = run(home, "usage", "--by", "model").stdout.splitlines()
+    assert shown[0].startswith("MODEL") and shown[1].startswith("usage-a") and shown[-1].startswith("all"), shown
+
+
+@pytest.mark.jobs
+@pytest.mark.smoke
+def test_node_time_is_that_of_the_scheduler(tmp_path):
+    login = LoginNode("pbs")
+    try:
+        login.initialise()
+        login.succeed("up", "org/chat", "--nodes", "2", "--walltime", "0:10:00", "--", "--served-model-name", "chat")
+        os.kill(login.endpoint()["pid"], signal.SIGKILL)
+        # Any command that wants the controller starts another one, which goes on with the jobs.
+        login.succeed("scale", "--nodes", "1")
+        login.succeed("scale", "--nodes", "2")
+        # It is long enough to be seen in a step.
+        whole(login.streams(1, 3))
+        login.succeed("down")
+        ended = json.loads(login.scheduler.call("qstat", "-x", "-t", "-f", "-F", "json"))["Jobs"].items()
+        ran = [job for id, job in ended if "[]" not in id and job["Job_Name"] == login.name("chat") and "resources_used" in job]
+        used = [job["resources_used"]["walltime"] for job in ran]
+        hours = [[int(part) for part in clock.split(":")] for clock in used]
+        held = sum(3600 * hour + 60 * minute + second for hour, minute, second in hours)
+        usage = json.loads(login.succeed("usage", "--json"))
+        node_seconds = [sum(row["node_seconds"].values()) for row in usage["nodes"]]
+        # The stand-in says whole seconds, and a step takes half of one.
+        assert abs(sum(node_seconds) - held) <= 0.01 * held + 1.5 * len(used), (usage["nodes"], used)
+        assert usage["nodes"][0]["model"] == "org/chat" and usage["nodes"][0]["node_seconds"]["serving"] > 0, usage["nodes"]
+        assert sum(row["requests"] for row in usage["tokens"]) == 1, usage["tokens"]
+        table = login.succeed("usage", "--by", "model")
+        assert "NODE-HOURS" in table and "org/chat" in table, table
+    finally:
+        print(login.log())
+        login.stop()
