@@ -341,3 +341,20 @@ async fn silent_connections_keep_no_member_away() {
     let _member = part(&scene, "member", 1, &[]);
     scene.ready(1).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn logs_of_one_node_are_shown_alone() {
+    let spread = Spread::start(&[]).await;
+    let admin = spread.scene.admin().socket().to_owned();
+    let logs = async |more: &[&str]| spread.scene.place.run(&[&["logs", "n0/0", "--admin", &admin], more].concat()).await;
+    let far = logs(&["--member", "1", "-n", "2"]).await;
+    assert!(far.success && far.stdout.lines().count() == 2, "{}{}", far.stdout, far.stderr);
+    assert!(far.stdout.lines().all(|line| line.starts_with('(')), "{}", far.stdout);
+    let near = logs(&["--member", "0"]).await.stdout;
+    assert!(near.contains("startup complete") && !far.stdout.lines().any(|line| near.contains(line)), "{near}");
+    let refused = logs(&["--member", "2"]).await;
+    assert_eq!(
+        (refused.success, refused.stderr.as_str()),
+        (false, "error: there is no member 2: the replica's nodes are 0, the head, to 1\n")
+    );
+}
