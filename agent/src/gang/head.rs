@@ -214,6 +214,11 @@ impl Gang {
         let _ = timeout(QUIET_TIMEOUT, quiet).await;
     }
 
+    /// Waits no more for members whose connection has ended.
+    pub(crate) fn stop_waiting(&self) {
+        self.update(|members| members.roster.stop_waiting());
+    }
+
     /// What the parts on other nodes do.
     pub(crate) fn activity(&self) -> FarActivity {
         self.members.lock().roster.activity(Instant::now())
