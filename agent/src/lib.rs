@@ -386,6 +386,7 @@ impl Agent {
         };
         // No engine starts any more.
         spare_end.cancel();
+        gang.iter().for_each(|gang| gang.stop_waiting());
         let keeps = self.fate != AgentDeathPolicy::Kill;
         let terms = LeaveTerms::in_job(&self.config, self.job.as_deref());
         let hands_over = keeps && shutdown.is_by_hang_up();

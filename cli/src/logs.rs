@@ -29,6 +29,10 @@ pub(crate) struct LogsArgs {
     /// Go on with the lines that the engine prints from now on, until Ctrl-C.
     #[arg(short, long)]
     follow: bool,
+    /// Only the lines of this node of a replica over several; 0 is its head, and `hostler ps --json`
+    /// shows the others.
+    #[arg(long, value_name = "N")]
+    member: Option<u32>,
     #[command(flatten)]
     pub(crate) admin: AdminArgs,
 }
@@ -38,7 +42,7 @@ pub(crate) async fn logs(args: &LogsArgs) -> anyhow::Result<()> {
     let nodes = list_fleet(&mut fleet).await?.nodes;
     let replicas: Vec<&Replica> = nodes.iter().flat_map(|node| &node.replicas).collect();
     let replica = choose(args.replica.as_deref(), &replicas)?;
-    let mut read = read(&mut fleet, &replica, args.lines).await?;
+    let mut read = read(&mut fleet, &replica, args.lines, args.member).await?;
     read.lines.iter().for_each(|line| say(line));
     if !args.follow {
         return Ok(());
@@ -49,7 +53,7 @@ pub(crate) async fn logs(args: &LogsArgs) -> anyhow::Result<()> {
     loop {
         sleep(FOLLOW_INTERVAL).await;
         let seen = read.end;
-        read = self::read(&mut fleet, &replica, MAX_LINES).await?;
+        read = self::read(&mut fleet, &replica, MAX_LINES, args.member).await?;
         let Unseen { missed, lines } = unseen(&read, seen);
         if missed > 0 {
             complain(&format!("{missed} lines are left out: the engine prints faster than they are read; its log file has them"));
@@ -58,8 +62,8 @@ pub(crate) async fn logs(args: &LogsArgs) -> anyhow::Result<()> {
     }
 }
 
-async fn read(fleet: &mut AdminClient, replica: &str, lines: u32) -> anyhow::Result<LogsResponse> {
-    let request = LogsRequest { replica: replica.to_owned(), lines };
+async fn read(fleet: &mut AdminClient, replica: &str, lines: u32, member: Option<u32>) -> anyhow::Result<LogsResponse> {
+    let request = LogsRequest { replica: replica.to_owned(), lines, member };
     Ok(fleet.logs(request).await.map_err(status_error)?.into_inner())
 }
 

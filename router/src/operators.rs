@@ -117,8 +117,8 @@ impl fleet_server::Fleet for Operators {
     }
 
     async fn logs(&self, request: Request<LogsRequest>) -> Result<Response<LogsResponse>, Status> {
-        let LogsRequest { replica, lines } = request.into_inner();
-        Ok(Response::new(self.engine_log(&replica, lines).await?))
+        let LogsRequest { replica, lines, member } = request.into_inner();
+        Ok(Response::new(self.engine_log(&replica, lines, member).await?))
     }
 
     async fn past(&self, request: Request<PastRequest>) -> Result<Response<PastResponse>, Status> {
@@ -217,14 +217,14 @@ impl Operators {
         tenants
     }
 
-    /// The last lines of a replica's log.
-    pub(crate) async fn engine_log(&self, replica: &str, lines: u32) -> Result<LogsResponse, Status> {
+    /// The last lines of a replica's log, or of one of its nodes.
+    pub(crate) async fn engine_log(&self, replica: &str, lines: u32, member: Option<u32>) -> Result<LogsResponse, Status> {
         let view = self.fleet.view().clone();
         let (directives, indices, _) = find_target(&view, replica)?;
         let [index] = indices[..] else {
             return Err(Status::invalid_argument(format!("{replica} is a node; name one of its replicas, such as {replica}/0")));
         };
-        let (lines, end) = directives.logs(index, lines.clamp(1, MAX_LOG_LINES)).await?;
+        let (lines, end) = directives.logs(index, lines.clamp(1, MAX_LOG_LINES), member).await?;
         Ok(LogsResponse { lines, end })
     }
 

@@ -61,7 +61,11 @@ pub(crate) fn read_obstacle(words: &str) -> &str {
 fn render_script(submission: &Submission) -> String {
     // By default `srun` would export what `sbatch` was told to. Since 22.05 it does not inherit
     // `--cpus-per-task`.
-    let step = "srun --export=ALL ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}";
+    let mut step = "srun --export=ALL ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}".to_owned();
+    if submission.hosts > 1 {
+        // Nobody starts a task again. By default `srun` waits for the others until the time limit.
+        step.push_str(" --kill-on-bad-exit=1");
+    }
     shell::login_script(&submission.setup, &format!("{step} {}", shell::quote(&submission.program)))
 }
 

@@ -187,6 +187,12 @@ fn a_job_of_several_hosts_has_them_for_itself_and_starts_on_each() {
 }
 
 #[test]
+fn a_slurm_job_of_several_hosts_ends_with_the_agent_of_any() {
+    let ends_with_any = |hosts| Scheduler::Slurm.render(&Submission { hosts, ..plain() }).script.contains(" --kill-on-bad-exit=1 ");
+    assert!(ends_with_any(2) && !ends_with_any(1));
+}
+
+#[test]
 fn the_script_of_several_pbs_hosts_runs_once_on_each_and_ends_with_any() {
     let folder = tempfile::tempdir().unwrap();
     let (script, seen, hosts) = (folder.path().join("job.sh"), folder.path().join("seen"), folder.path().join("hosts"));

@@ -11,7 +11,7 @@ import pytest
 
 import fleet as fleets
 from fleet import MODEL, Up
-from processes import Process, running, wait_until
+from processes import Process, running, shared_memory, wait_until
 from test_standby import Stream
 from test_warm_starts import START, described, ready
 
@@ -71,6 +71,7 @@ def test_a_stream_goes_on_after_the_far_part_has_died(engines, tmp_path, divisio
             stream = Stream(spread.up, 0)
             wait_until(lambda: stream.pieces >= 5, 120, "a stream runs")
             killed = far_processes(spread, word)[:1]
+            mapped = shared_memory(os.getpgid(killed[0]))
             began = time.monotonic()
             os.kill(killed[0], signal.SIGKILL)
             wait_until(lambda: described(spread.up, 0)["phase"] != "ready", 10, "the head knows of the loss", pause=0.02)
@@ -80,6 +81,7 @@ def test_a_stream_goes_on_after_the_far_part_has_died(engines, tmp_path, divisio
             stream.join()
             assert stream.is_whole and stream.text == undisturbed.text
             assert killed[0] not in {process.pid for process in running()}
+            assert not any(Path(path).exists() for path in mapped), "nor is its shared memory left"
             replica = described(spread.up, 0)
             print(f"\nkill -9 of {word}: known after {noticed:.2f} s, serves again after {took:.1f} s, the stream waited {stream.longest:.1f} s", end="")
     finally:

@@ -2,7 +2,7 @@
 //!
 //! The engine's keeper writes all of it to a rotated file.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -33,12 +33,17 @@ impl EngineLog {
     /// Writes a line of the agent itself, which begins a new life.
     pub(crate) fn begin_life(&self, line: &str) {
         let mut tail = self.tail.lock();
-        tail.note(line);
+        tail.note(line, HEAD);
         tail.lines_of_life = 0;
     }
 
     pub(crate) fn note(&self, line: &str) {
-        self.tail.lock().note(line);
+        self.tail.lock().note(line, HEAD);
+    }
+
+    /// Takes a whole line of another node's part of the engine.
+    pub(crate) fn note_of(&self, member: u32, line: &str) {
+        self.tail.lock().note(line, member);
     }
 
     /// Takes output in arbitrary pieces, and calls `on_line` for each whole line and each state of
@@ -52,10 +57,13 @@ impl EngineLog {
         self.tail.lock().finish_line();
     }
 
-    /// Last lines, oldest first, and how many there have been.
-    pub(crate) fn last_lines(&self, count: usize) -> (Vec<String>, u64) {
+    /// Last lines, oldest first, and how many there have been; of one node if `member` names it.
+    pub(crate) fn last_lines(&self, count: usize, member: Option<u32>) -> (Vec<String>, u64) {
         let tail = self.tail.lock();
-        (tail.last_lines(count), tail.lines_ever)
+        match member {
+            Some(member) => (tail.last_lines_of(member, count), tail.lines_ever.get(&member).copied().unwrap_or(0)),
+            None => (tail.last_lines(count), tail.lines_ever.values().sum()),
+        }
     }
 
     /// Last lines of the present life, oldest first.
@@ -65,14 +73,25 @@ impl EngineLog {
     }
 }
 
+/// Number of the node whose agent keeps the log.
+const HEAD: u32 = 0;
+
+#[derive(Debug)]
+struct LogLine {
+    text: String,
+    /// Number of the node that has printed it.
+    member: u32,
+}
+
 #[derive(Debug, Default)]
 struct LogTail {
-    lines: VecDeque<String>,
+    lines: VecDeque<LogLine>,
     unfinished: Vec<u8>,
     /// The next output replaces the unfinished line, as in a progress bar.
     has_carriage_return: bool,
     lines_of_life: usize,
-    lines_ever: u64,
+    /// By the node that has printed them.
+    lines_ever: BTreeMap<u32, u64>,
 }
 
 impl LogTail {
@@ -84,7 +103,7 @@ impl LogTail {
             if rest[end] == b'\r' {
                 self.has_carriage_return = true;
             } else if self.finish_line() {
-                on_line(self.lines.back().expect("a line was just finished"));
+                on_line(&self.lines.back().expect("a line was just finished").text);
             }
             rest = &rest[end + 1..];
         }
@@ -104,10 +123,10 @@ impl LogTail {
         self.append(bytes);
     }
 
-    fn note(&mut self, line: &str) {
+    fn note(&mut self, line: &str, member: u32) {
         self.finish_line();
         self.append(line.as_bytes());
-        self.finish_line();
+        self.finish_line_of(member);
     }
 
     fn append(&mut self, bytes: &[u8]) {
@@ -117,24 +136,35 @@ impl LogTail {
 
     /// Ends the unfinished line; `false` if it was empty.
     fn finish_line(&mut self) -> bool {
+        self.finish_line_of(HEAD)
+    }
+
+    fn finish_line_of(&mut self, member: u32) -> bool {
         self.has_carriage_return = false;
         if self.unfinished.is_empty() {
             return false;
         }
-        let line = String::from_utf8_lossy(&self.unfinished).trim_end().to_owned();
+        let text = String::from_utf8_lossy(&self.unfinished).trim_end().to_owned();
         self.unfinished.clear();
         if self.lines.len() == TAIL_LINES {
             self.lines.pop_front();
         }
-        self.lines.push_back(line);
+        self.lines.push_back(LogLine { text, member });
         self.lines_of_life += 1;
-        self.lines_ever += 1;
+        *self.lines_ever.entry(member).or_default() += 1;
         true
     }
 
     fn last_lines(&self, count: usize) -> Vec<String> {
         let skipped = self.lines.len().saturating_sub(count);
-        self.lines.iter().skip(skipped).cloned().collect()
+        self.lines.iter().skip(skipped).map(|line| line.text.clone()).collect()
+    }
+
+    fn last_lines_of(&self, member: u32, count: usize) -> Vec<String> {
+        let newest_first = self.lines.iter().rev().filter(|line| line.member == member).take(count);
+        let mut lines: Vec<String> = newest_first.map(|line| line.text.clone()).collect();
+        lines.reverse();
+        lines
     }
 }
 

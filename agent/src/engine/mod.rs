@@ -381,7 +381,19 @@ impl Engine {
     /// Last lines that the engine printed over all its lives, oldest first and at most 1,000; and
     /// how many it has printed since the agent follows it.
     pub fn log_tail(&self, count: usize) -> (Vec<String>, u64) {
-        self.shared.log.last_lines(count)
+        self.shared.log.last_lines(count, None)
+    }
+
+    /// The same of one node of a replica over several; 0 is the head.
+    ///
+    /// # Errors
+    /// When there is no such node.
+    pub(crate) fn member_log_tail(&self, member: u32, count: usize) -> Result<(Vec<String>, u64), String> {
+        match self.members().len() {
+            0 => Err("the replica is on one node alone: leave out --member".to_owned()),
+            last if member as usize > last => Err(format!("there is no member {member}: the replica's nodes are 0, the head, to {last}")),
+            _ => Ok(self.shared.log.last_lines(count, Some(member))),
+        }
     }
 
     /// Lets running requests finish within the drain timeout, then stops the engine until
@@ -483,10 +495,10 @@ impl Engine {
 
 /// Keeps what members' parts print beside the output of the head's own, with their hosts' names.
 async fn keep_members_output(mut output: mpsc::Receiver<MemberOutput>, log: EngineLog) {
-    while let Some((host, lines)) = output.recv().await {
+    while let Some(MemberOutput { number, host, lines }) = output.recv().await {
         for line in lines.lines() {
             // vLLM's processes begin their lines with `(Worker pid=3) `.
-            log.note(&line.strip_prefix('(').map_or_else(|| format!("({host}) {line}"), |rest| format!("({host} {rest}")));
+            log.note_of(number, &line.strip_prefix('(').map_or_else(|| format!("({host}) {line}"), |rest| format!("({host} {rest}")));
         }
     }
 }

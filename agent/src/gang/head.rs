@@ -53,8 +53,13 @@ pub(crate) struct GangSettings {
     pub(crate) access: PeerAccess,
 }
 
-/// A line of a member's output, or several, with the member's host.
-pub(crate) type MemberOutput = (String, String);
+/// A line of a member's output, or several.
+#[derive(Debug)]
+pub(crate) struct MemberOutput {
+    pub(crate) number: u32,
+    pub(crate) host: String,
+    pub(crate) lines: String,
+}
 
 /// The members of a replica, for its head.
 #[derive(Debug)]
@@ -209,6 +214,11 @@ impl Gang {
         let _ = timeout(QUIET_TIMEOUT, quiet).await;
     }
 
+    /// Waits no more for members whose connection has ended.
+    pub(crate) fn stop_waiting(&self) {
+        self.update(|members| members.roster.stop_waiting());
+    }
+
     /// What the parts on other nodes do.
     pub(crate) fn activity(&self) -> FarActivity {
         self.members.lock().roster.activity(Instant::now())
@@ -361,7 +371,7 @@ impl Gang {
                 MemberMessage::Empty => members.roster.emptied(number, link),
                 MemberMessage::Output { lines, .. } => {
                     // What does not fit is in the member's own log.
-                    let _ = self.output.try_send((host.to_owned(), lines));
+                    let _ = self.output.try_send(MemberOutput { number, host: host.to_owned(), lines });
                     Vec::new()
                 }
                 // Between two epochs another agent may take its place.

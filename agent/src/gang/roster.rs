@@ -332,6 +332,16 @@ impl Roster {
         self.loss = self.loss.take().or(lost);
     }
 
+    /// Takes members whose connection has ended for lost at once, because the head leaves.
+    ///
+    /// A job often ends because of a member's agent, whose end is then the cause to show.
+    pub(crate) fn stop_waiting(&mut self) {
+        if self.stage == EpochStage::Running {
+            let gone = self.members.iter().find(|member| member.gone_since.is_some());
+            self.loss = self.loss.take().or_else(|| gone.map(|member| agent_died(&member.host())));
+        }
+    }
+
     /// Adds time to what members have, because neither this program nor its clock ran.
     pub(crate) fn excuse(&mut self, paused: Duration) {
         for member in &mut self.members {

@@ -55,6 +55,7 @@ pub(super) struct Part {
     leader: tokio::sync::watch::Receiver<Option<u32>>,
     log: EngineLog,
     oom_watch: OomWatch,
+    life: LifeRecord,
     last_look: Option<(ProcessSnapshot, Instant)>,
     has_served: bool,
     /// Looks in a row that did not find the first process.
@@ -73,13 +74,14 @@ impl Part {
         let restored = spec.run_dirs.as_deref().map_or(Ok(()), crate::run_dir::HeldDirectories::restore);
         restored.map_err(|error| error.to_string())?;
         prepare(&spec.directory).map_err(|error| format!("the engine's directory {} cannot be made: {error}", spec.directory.display()))?;
+        let life = LifeRecord { node: spec.node.clone(), index: spec.index, epoch, ..LifeRecord::default() };
         let launch = LaunchSpec {
             process: ProcessSpec::new(spec.keepers.program(), &line, &spec.directory),
             forks: false,
             log: spec.log.clone().into(),
             wait_seconds: None,
             cpus: spec.cpu_binding.as_ref().map(|binding| binding.cpus.clone()).unwrap_or_default(),
-            life: LifeRecord { node: spec.node.clone(), index: spec.index, epoch, ..LifeRecord::default() },
+            life: life.clone(),
         };
         let started = keeper::start(&spec.keepers, launch);
         let (keeper, notices) = started.map_err(|error| format!("cannot start {}: {error}", spec.keepers.program().display()))?;
@@ -97,6 +99,7 @@ impl Part {
             leader,
             log,
             oom_watch: OomWatch::of_host(),
+            life,
             last_look: None,
             has_served: false,
             missed_looks: 0,
@@ -124,6 +127,9 @@ impl Part {
     /// notice it 3 to 6 s later (vLLM 0.32 and 0.33).
     pub(super) fn mark_served(&mut self) {
         self.has_served = true;
+        // The keeper looks now which shared memory is the part's: what somebody else kills later
+        // leaves its own behind.
+        self.keeper.send(&KeeperRequest::Note(self.life.clone()));
         let Some(leader) = *self.leader.borrow() else { return };
         self.oom_watch = OomWatch::of_process(leader);
         let events = self.events_out.clone();

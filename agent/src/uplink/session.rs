@@ -344,7 +344,14 @@ impl Session {
                 uplink.state.select(&replicas.indices).for_each(|replica| replica.engine.restart());
             }
             Some(Order::Logs(request)) => match uplink.state.replica(request.index) {
-                Some(replica) => (answer.log_lines, answer.log_end) = replica.engine.log_tail(request.lines as usize),
+                Some(replica) => {
+                    let lines = request.lines as usize;
+                    let whole = || Ok(replica.engine.log_tail(lines));
+                    match request.member.map_or_else(whole, |member| replica.engine.member_log_tail(member, lines)) {
+                        Ok(tail) => (answer.log_lines, answer.log_end) = tail,
+                        Err(reason) => answer.error = reason,
+                    }
+                }
                 None => answer.error = format!("this node has no replica {}", request.index),
             },
             Some(Order::ResyncCache(replicas)) => {

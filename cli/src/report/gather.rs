@@ -80,7 +80,7 @@ async fn gather_router(router: &mut AdminClient, gathered: &mut Gathered) -> Str
     let decisions = router.explain(ExplainRequest { id: String::new(), most: DECISIONS }).await.map_err(status_error);
     gathered.take("decisions.json", decisions.and_then(|response| print_json(&json!({ "decisions": response.into_inner().decisions }))));
     for id in failed {
-        let request = LogsRequest { replica: id.clone(), lines: LOG_LINES };
+        let request = LogsRequest { replica: id.clone(), lines: LOG_LINES, member: None };
         let log = router.logs(request).await.map_err(status_error).map(|log| join_lines(log.into_inner().lines));
         gathered.take(&format!("logs/{}.log", file_name(&id)), log);
     }

@@ -89,7 +89,7 @@ async fn look(
 }
 
 async fn look_closely(client: &mut AdminClient, replica: String) -> ReplicaDetail {
-    let log = LogsRequest { replica: replica.clone(), lines: LOG_LINES };
+    let log = LogsRequest { replica: replica.clone(), lines: LOG_LINES, member: None };
     let log = within(DETAIL_DEADLINE, answer(client.logs(log))).await.map(|logs| logs.lines);
     let decisions = ExplainRequest { id: String::new(), most: DECISIONS };
     let decisions = within(DETAIL_DEADLINE, answer(client.explain(decisions))).await.map(|explained| explained.decisions);

@@ -95,9 +95,9 @@ impl Directives {
         self.send_and_wait(order).await.map(drop)
     }
 
-    /// The last lines of an engine's log, and how many it has had in all.
-    pub(crate) async fn logs(&self, index: u32, lines: u32) -> Result<(Vec<String>, u64), Status> {
-        self.send_and_wait(Order::Logs(wire::LogRequest { index, lines })).await.map(|answer| (answer.log_lines, answer.log_end))
+    /// The last lines of an engine's log, or of one of its nodes, and how many it has had in all.
+    pub(crate) async fn logs(&self, index: u32, lines: u32, member: Option<u32>) -> Result<(Vec<String>, u64), Status> {
+        self.send_and_wait(Order::Logs(wire::LogRequest { index, lines, member })).await.map(|answer| (answer.log_lines, answer.log_end))
     }
 
     /// Asks for a snapshot of all replicas; `false` if the message could not be queued.

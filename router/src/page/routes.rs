@@ -106,7 +106,7 @@ async fn tenant_steps(State(page): State<Arc<Page>>, Path(name): Path<String>) -
 
 /// The last lines of an engine's log, for who may operate.
 async fn log(State(page): State<Arc<Page>>, Path(replica): Path<String>) -> Response {
-    match page.calls.engine_log(&replica, LOG_LINES).await {
+    match page.calls.engine_log(&replica, LOG_LINES, None).await {
         Ok(answered) => Json(serde_json::json!({ "lines": answered.lines })).into_response(),
         Err(status) => refuse(status_code(&status), status.message()),
     }

@@ -177,6 +177,26 @@ async fn a_killed_agent_takes_both_parts_along_and_another_one_brings_them_back(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_that_ends_with_a_members_agent_says_so() {
+    let mut scene = Scene::new().await;
+    scene.place.environment.push(("PBS_JOBID", "12.head"));
+    let [mut head, member] = [("head", 0), ("member", 1)].map(|(name, number)| part(&scene, name, number, &[]));
+    scene.ready(1).await;
+    member.signal(Signal::KILL);
+    until("the head sees it go", async || if head.stderr().contains("member_left") { Ok(()) } else { Err(head.stderr()) }).await;
+    // What the job's script does on PBS, and srun on Slurm.
+    head.signal(Signal::TERM);
+    assert!(head.ended().await.success(), "{}", head.stderr());
+    let socket = scene.admin().socket();
+    until("the job's end with its reason", async || {
+        let shown = scene.place.run(&["ps", "--admin", socket]).await.stdout;
+        if shown.contains("drained; n0/0: the agent on") { Ok(()) } else { Err(shown) }
+    })
+    .await;
+    scene.until_no_process_is_left().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_member_told_to_leave_takes_the_replica_along_after_its_answers() {
     a_member_takes_the_replica_along(&[]).await;
 }
@@ -340,4 +360,21 @@ async fn silent_connections_keep_no_member_away() {
     }
     let _member = part(&scene, "member", 1, &[]);
     scene.ready(1).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn logs_of_one_node_are_shown_alone() {
+    let spread = Spread::start(&[]).await;
+    let admin = spread.scene.admin().socket().to_owned();
+    let logs = async |more: &[&str]| spread.scene.place.run(&[&["logs", "n0/0", "--admin", &admin], more].concat()).await;
+    let far = logs(&["--member", "1", "-n", "2"]).await;
+    assert!(far.success && far.stdout.lines().count() == 2, "{}{}", far.stdout, far.stderr);
+    assert!(far.stdout.lines().all(|line| line.starts_with('(')), "{}", far.stdout);
+    let near = logs(&["--member", "0"]).await.stdout;
+    assert!(near.contains("startup complete") && !far.stdout.lines().any(|line| near.contains(line)), "{near}");
+    let refused = logs(&["--member", "2"]).await;
+    assert_eq!(
+        (refused.success, refused.stderr.as_str()),
+        (false, "error: there is no member 2: the replica's nodes are 0, the head, to 1\n")
+    );
 }

@@ -44,7 +44,7 @@ fn only_the_last_lines_are_kept() {
     assert_eq!(seen.len(), 2_000);
     assert_eq!(tail.lines.len(), TAIL_LINES);
     assert_eq!(tail.last_lines(1), ["line 1999"]);
-    assert_eq!(tail.lines_ever, 2_000, "a reader sees how many it has missed");
+    assert_eq!(tail.lines_ever[&HEAD], 2_000, "a reader sees how many it has missed");
 }
 
 #[test]
@@ -62,9 +62,22 @@ fn the_agents_own_lines_separate_lives() {
     log.finish_line();
     assert_eq!(seen, ["one"]);
     assert_eq!(log.last_lines_of_life(9), ["one", "two"]);
-    assert_eq!(log.last_lines(9), (["first life", "one", "two"].map(str::to_owned).to_vec(), 3));
+    assert_eq!(log.last_lines(9, None), (["first life", "one", "two"].map(str::to_owned).to_vec(), 3));
     log.note("a remark");
     assert_eq!(log.last_lines_of_life(9), ["one", "two", "a remark"]);
     log.begin_life("second life");
     assert_eq!(log.last_lines_of_life(9), Vec::<String>::new());
+}
+
+#[test]
+fn each_nodes_lines_are_found_and_counted_alone() {
+    let log = EngineLog::default();
+    log.note("head 1");
+    (1..=3).for_each(|line| log.note_of(1, &format!("far {line}")));
+    log.note("head 2");
+    let of = |member, count| log.last_lines(count, member);
+    assert_eq!(of(Some(1), 2), (["far 2", "far 3"].map(str::to_owned).to_vec(), 3));
+    assert_eq!(of(Some(0), 9), (["head 1", "head 2"].map(str::to_owned).to_vec(), 2));
+    assert_eq!(of(Some(2), 9), (Vec::new(), 0));
+    assert_eq!((of(None, 9).0.len(), of(None, 9).1), (5, 5));
 }

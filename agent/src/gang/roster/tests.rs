@@ -179,6 +179,16 @@ fn a_member_whose_connection_was_closed_has_seconds_to_come_back() {
 }
 
 #[test]
+fn a_head_that_leaves_waits_for_no_closed_connection() {
+    let mut scene = Scene::running();
+    scene.roster.stop_waiting();
+    assert_eq!(scene.roster.loss(), None);
+    scene.roster.disconnect(2, scene.links[2], scene.now);
+    scene.roster.stop_waiting();
+    assert!(scene.roster.loss().unwrap().end.cause.contains("the agent on n2 is gone"));
+}
+
+#[test]
 fn an_agent_that_was_replaced_has_lost_its_part() {
     let mut scene = Scene::running();
     scene.roster.disconnect(1, scene.links[1], scene.now);

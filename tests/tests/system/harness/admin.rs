@@ -150,7 +150,7 @@ impl Admin {
     }
 
     pub(crate) async fn logs(self, replica: &str, lines: u32) -> Result<Vec<String>, Status> {
-        let request = LogsRequest { replica: replica.to_owned(), lines };
+        let request = LogsRequest { replica: replica.to_owned(), lines, member: None };
         soon("an engine's log", async { Ok(self.client().await?.logs(request).await?.into_inner().lines) }).await
     }
 
