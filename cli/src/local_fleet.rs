@@ -50,9 +50,15 @@ impl LocalFleet {
         let models = self.models();
         let name = if self.record.name.is_empty() { "no model yet" } else { &self.record.name };
         let models = if models.is_empty() { name.to_owned() } else { models.join(", ") };
-        let taken_down = if self.is_taken_down() { "taken down, " } else { "" };
+        let state = if self.record.is_leaving {
+            "leaving, "
+        } else if self.is_taken_down() {
+            "taken down, "
+        } else {
+            ""
+        };
         let simulated = if self.record.is_simulated { "simulated, " } else { "" };
-        format!("{models} ({taken_down}{simulated}`hostler up`, process {})", self.record.pid)
+        format!("{models} ({state}{simulated}`hostler up`, process {})", self.record.pid)
     }
 
     /// Names that clients may use.

@@ -4,6 +4,7 @@
 mod detach;
 mod invitation;
 mod join;
+mod kept_router;
 mod service;
 mod takeover;
 mod voice;
@@ -14,13 +15,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use hostler_agent::{AgentConfig, EngineProgram, IfAgentDies, IfEnginesFail, model_names};
 use hostler_boot::{Settings, Shutdown, this_host};
-use hostler_router::{Router, RouterConfig, RouterPlace, TakeoverError};
+use hostler_router::{Router, RouterConfig, RouterPlace};
 use tokio::task::JoinHandle;
 use tokio_util::task::AbortOnDropHandle;
 
 pub(crate) use self::detach::{EndedInBackground, detach};
 use self::invitation::{Announced, Invitation};
 use self::join::{Place, Wish, choose_place, free_gpus, node_name};
+use self::kept_router::keep_router;
 pub(crate) use self::service::write_service;
 use self::takeover::{end_predecessor, find_predecessor, place_beside, take_addresses};
 pub(crate) use self::voice::Voice;
@@ -53,6 +55,9 @@ const ATTACH_PATIENCE: Duration = Duration::from_secs(60);
 /// Advice to one whose address is that of another `hostler up`.
 const BESIDE: &str =
     "`hostler ps` shows it, `hostler down` ends it, and `--listen 127.0.0.1:0 --admin-listen 127.0.0.1:0` starts another one beside it";
+
+/// Last words of one whose place another one has taken.
+const REPLACED: &str = "another router has taken this one's place";
 
 /// Advice to one that is to take the place of a running one.
 const NOT_GIVEN: &str =
@@ -111,10 +116,11 @@ pub(crate) async fn up(settings: Settings, adjust_router: AdjustRouter, voice: V
     }
     let wants_token = !router_config.tls_dir.as_os_str().is_empty();
     if let Some(running) = &predecessor {
-        take_addresses(&mut router_config, &running.record.router);
+        take_addresses(&settings, &mut router_config, &running.record.router);
         place_beside(&mut agent_config, &engine, running, &fleets).await?;
     }
-    let bound = if predecessor.is_some() { Router::take_over(router_config).await } else { Router::bind(router_config).await };
+    let config = router_config.clone();
+    let bound = if predecessor.is_some() { Router::take_over(config).await } else { Router::bind(config).await };
     let router = match bound {
         Ok(router) if predecessor.is_some() => router,
         Ok(router) => router.offer_place().await,
@@ -125,24 +131,28 @@ pub(crate) async fn up(settings: Settings, adjust_router: AdjustRouter, voice: V
     if let (Ok(record), Some(_)) = (&mut record, &predecessor) {
         record.node.clone_from(&agent_config.node);
     }
-    let _record = publish(record, &voice)?;
+    let record = publish(record, &voice)?;
     drop(turn);
     let key_file = router.requires_keys().then_some(key_file);
-    run_with_router(agent_config, router, RunPlan { key_file, predecessor }, voice).await
+    run_with_router(agent_config, router, RunPlan { router_config, key_file, predecessor, record }, voice).await
 }
 
 /// What a process with a router needs to know beside its configuration.
 struct RunPlan {
+    /// What the router was bound with.
+    router_config: RouterConfig,
     /// The user's key, if the edge wants keys.
     key_file: Option<PathBuf>,
     /// The `hostler up` whose place it takes.
     predecessor: Option<LocalFleet>,
+    /// By which other commands find this process.
+    record: Option<PublishedRecord>,
 }
 
 /// Runs both until they have drained: first the router, so that requests finish, then the agent. If
 /// a scheduler presses, both drain at the same time.
 async fn run_with_router(mut agent_config: AgentConfig, router: Router, plan: RunPlan, voice: Voice) -> anyhow::Result<()> {
-    let RunPlan { key_file, predecessor } = plan;
+    let RunPlan { router_config, key_file, predecessor, record } = plan;
     agent_config.router.insert(0, router.agents_address().to_string());
     // It outlives the router only where another one has taken that one's place.
     agent_config.router_timeout = agent_config.router_timeout.or(Some(ROUTER_PATIENCE));
@@ -153,7 +163,8 @@ async fn run_with_router(mut agent_config: AgentConfig, router: Router, plan: Ru
     let invitation = Invitation::to_edge(format!("{}://{}", router.edge_scheme(), router.edge_address()), key_file, own_node);
     let place = router.place();
     let takes_over = predecessor.is_some();
-    let _leaving = predecessor.map(|running| spawn_end(running, agent_config.node.clone(), Some(place.clone())));
+    let leaving = predecessor.map(|running| (spawn_end(running.clone(), agent_config.node.clone(), Some(place.clone())), running));
+    let _marked = mark_leaving(record, &shutdown);
     let (admin, key) = (router.admin_address(), router.operator_key().clone());
     log_exposures(&router);
     let lines = address_lines(&router);
@@ -167,15 +178,29 @@ async fn run_with_router(mut agent_config: AgentConfig, router: Router, plan: Ru
         connect_with(&admin.to_string(), &key).await
     });
     // The router already answers while vLLM's version is queried, which takes seconds.
-    let router_task = tokio::spawn(router.run(shutdown.clone()));
+    let router_task = tokio::spawn(keep_router(router, router_config, shutdown.clone()));
     let agent_shutdown = shutdown.sibling();
     let agent_task = tokio::spawn(prepare_and_run(agent_config, agent_shutdown.clone()));
     let ended = until_both_have_ended(router_task, agent_task, &shutdown, &agent_shutdown).await;
     announced.end().await;
     if place.is_replaced() {
-        say("ended   another router has taken this one's place");
+        // Whoever took this one's place knows nothing of the one before.
+        let waiting = leaving.filter(|(task, _)| !task.is_finished());
+        waiting.map(|(_, running)| running.ask_to_leave()).transpose()?;
+        say(&format!("ended   {REPLACED}"));
     }
     ended
+}
+
+/// Tells other commands that this process leaves, from the drain on.
+fn mark_leaving(record: Option<PublishedRecord>, shutdown: &Shutdown) -> AbortOnDropHandle<()> {
+    let draining = shutdown.wait_drain();
+    AbortOnDropHandle::new(tokio::spawn(async move {
+        draining.await;
+        record.iter().for_each(PublishedRecord::mark_leaving);
+        // It is removed with this task.
+        std::future::pending::<()>().await;
+    }))
 }
 
 /// Ends the `hostler up` whose place this process takes, while this one serves.
@@ -188,7 +213,7 @@ fn spawn_end(running: LocalFleet, node: String, place: Option<RouterPlace>) -> A
 }
 
 async fn until_both_have_ended(
-    mut router_task: JoinHandle<Result<(), TakeoverError>>,
+    mut router_task: JoinHandle<anyhow::Result<()>>,
     mut agent_task: JoinHandle<anyhow::Result<()>>,
     shutdown: &Shutdown,
     agent_shutdown: &Shutdown,
@@ -200,19 +225,11 @@ async fn until_both_have_ended(
             router_task.await??;
             return ended?;
         }
-        // A router ends unasked when it did not get its place, or when another one has taken it. The
-        // engines serve that one until it tells this process to leave.
+        // A router ends unasked when it did not get the place that it was to take.
         ended = &mut router_task => {
-            if let Err(error) = ended? {
-                agent_shutdown.stop();
-                agent_task.await??;
-                return Err(error.into());
-            }
-            tokio::select! {
-                ended = &mut agent_task => return ended?,
-                () = shutdown.wait_drain() => agent_shutdown.drain(),
-            }
-            return agent_task.await?;
+            agent_shutdown.stop();
+            agent_task.await??;
+            return ended?;
         }
         () = shutdown.wait_drain() => {}
         // The agent leaves before its batch job ends.
@@ -286,7 +303,8 @@ async fn join_router(mut config: AgentConfig, engine: &EngineProgram, plan: Join
     let _signals = shutdown.install_signal_handlers(hostler_agent::signal_source(&config))?;
     let agent = JoinedAgent { node: config.node.clone(), gpus };
     let invitation = Invitation::to(&router, Some(agent.node.clone()));
-    let _record = publish(UpRecord::of_this_process(name, router.clone(), Some(agent), is_simulated(engine)), &voice)?;
+    let record = publish(UpRecord::of_this_process(name, router.clone(), Some(agent), is_simulated(engine)), &voice)?;
+    let _marked = mark_leaving(record, &shutdown);
     drop(turn);
     voice.say(&format!("edge    {}", router.base_url));
     voice.say_to_scripts(&format!("socket  {}", router.operators_socket.display()));

@@ -45,6 +45,9 @@ pub(crate) struct UpRecord {
     pub(crate) node: String,
     /// `None` if the router is this process's own.
     pub(crate) joined: Option<JoinedAgent>,
+    /// Whether it finishes what runs there and ends.
+    #[serde(default)]
+    pub(crate) is_leaving: bool,
     /// Whether its engines are simulated, and answer with words that mean nothing.
     pub(crate) is_simulated: bool,
 }
@@ -54,6 +57,9 @@ pub(crate) struct UpRecord {
 pub(crate) struct UpRouter {
     /// Base URL of the edge, as programs of this host reach it.
     pub(crate) base_url: String,
+    /// Address of the edge's listener; empty in a record of an earlier version.
+    #[serde(default)]
+    pub(crate) listen: String,
     pub(crate) operators_socket: PathBuf,
     /// Address that agents of this host dial.
     pub(crate) agents: String,
@@ -90,6 +96,7 @@ impl UpRouter {
         let authority = has_authority.then(|| tls_dir.join("ca.crt")).filter(|file| file.is_file()).map(std::path::absolute);
         Ok(Some(Self {
             base_url: format!("{scheme}://{edge}/v1"),
+            listen: router.edge_address().to_string(),
             operators_socket: std::path::absolute(socket)?,
             agents: reachable_here(router.agents_address()).to_string(),
             admin: router.admin_address().to_string(),
@@ -108,7 +115,7 @@ impl UpRecord {
     pub(crate) fn of_this_process(name: String, router: UpRouter, joined: Option<JoinedAgent>, is_simulated: bool) -> anyhow::Result<Self> {
         let pid = i32::try_from(std::process::id())?;
         let started = process_start(pid).context("/proc does not show this process")?;
-        Ok(Self { host: this_host(), pid, started, name, node: String::new(), router, joined, is_simulated })
+        Ok(Self { host: this_host(), pid, started, name, node: String::new(), router, joined, is_leaving: false, is_simulated })
     }
 
     /// Writes it, until the result is dropped.
@@ -118,7 +125,7 @@ impl UpRecord {
     pub(crate) fn publish(&self) -> anyhow::Result<PublishedRecord> {
         let file = make_folder()?.join(format!("{}-{}.{RECORD_EXTENSION}", self.host, self.pid));
         write_private(&file, &serde_json::to_vec(self)?)?;
-        Ok(PublishedRecord(file))
+        Ok(PublishedRecord { file, record: self.clone() })
     }
 
     /// Whether the process that wrote it runs, and the router answers.
@@ -140,14 +147,28 @@ impl UpRecord {
 
 /// Removes the file when `hostler up` ends.
 #[derive(Debug)]
-pub(crate) struct PublishedRecord(PathBuf);
+pub(crate) struct PublishedRecord {
+    file: PathBuf,
+    record: UpRecord,
+}
+
+impl PublishedRecord {
+    /// Says that the process leaves.
+    pub(crate) fn mark_leaving(&self) {
+        let record = UpRecord { is_leaving: true, ..self.record.clone() };
+        let written = serde_json::to_vec(&record).map(|text| write_private(&self.file, &text));
+        if !matches!(written, Ok(Ok(()))) {
+            tracing::debug!(file = %self.file.display(), "other commands do not see that this process leaves");
+        }
+    }
+}
 
 impl Drop for PublishedRecord {
     fn drop(&mut self) {
-        if let Err(error) = fs::remove_file(&self.0)
+        if let Err(error) = fs::remove_file(&self.file)
             && error.kind() != ErrorKind::NotFound
         {
-            tracing::warn!(file = %self.0.display(), %error, "cannot remove it");
+            tracing::warn!(file = %self.file.display(), %error, "cannot remove it");
         }
     }
 }
@@ -223,6 +244,7 @@ pub(crate) mod tests {
     pub(crate) fn record(pid: i32, socket: &Path) -> UpRecord {
         let router = UpRouter {
             base_url: format!("http://127.0.0.1:{pid}/v1"),
+            listen: format!("127.0.0.1:{pid}"),
             operators_socket: socket.to_owned(),
             agents: "127.0.0.1:1".into(),
             admin: "127.0.0.1:2".into(),
@@ -238,6 +260,7 @@ pub(crate) mod tests {
             node: String::new(),
             router,
             joined: None,
+            is_leaving: false,
             is_simulated: false,
         }
     }

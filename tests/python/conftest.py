@@ -1,6 +1,9 @@
 """Fixtures of both suites: one `hostler up` for the contract, one fleet for each kind of engine."""
 
+import shutil
 import subprocess
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -154,10 +157,10 @@ def runtime(tmp_path):
 
     They are short, because paths of sockets may have 107 bytes. What a failed test leaves up there ends.
     """
-    folder = tmp_path / "run"
-    folder.mkdir(mode=0o700)
+    folder = Path(tempfile.mkdtemp(prefix="h-", dir="/tmp"))
     variables = {"XDG_RUNTIME_DIR": str(folder), "XDG_STATE_HOME": str(tmp_path / "state")}
     yield variables
     if list(folder.glob("hostler/*.sock")):
         end = [processes.binary(), "down"]
         subprocess.run(end, env=processes.environment() | variables, capture_output=True, timeout=120, check=False)
+    shutil.rmtree(folder, ignore_errors=True)

@@ -202,6 +202,40 @@ def test_the_log_of_a_process_in_the_background_begins_anew_when_it_is_large(tmp
     assert run(runtime, "down").returncode == 0
 
 
+@pytest.mark.parametrize("end", ["killed", "wrong"])
+def test_up_serves_again_when_the_one_that_took_its_place_ends(tmp_path, runtime, end):
+    up, edge = start(tmp_path, runtime, "one-machine-again")
+    guest = beside(tmp_path, runtime, edge, "one-machine-guest-again")
+    flags = ["--sim-start-ms", "60000"] if end == "killed" else ["--no-such-flag", "1"]
+    options = [*SIMULATED, "--listen", edge.split("/")[2], "--takeover"]
+    second = Process("second", ["up", *options, "--", "--served-model-name", "one-machine-again", *flags], tmp_path, runtime)
+    second.killed = True
+    if end == "killed":
+        wait_until(lambda: "takeover_done" in up.tail(), START, "the place is taken")
+        second.child.kill()
+    assert second.child.wait(START) != 0
+    wait_until(lambda: "place_taken_back" in up.tail(), START, "the first takes it back")
+    wait_until(lambda: answers(edge, "one-machine-again"), START, "its engine serves again")
+    wait_until(lambda: answers(edge, "one-machine-guest-again"), START, "and the one beside it")
+    assert run(runtime, "down", "one-machine-again", "one-machine-guest-again").returncode == 0
+    assert up.child.wait(END) == 0 and guest.child.wait(END) == 0
+
+
+def test_a_second_down_waits_and_cuts_nothing(tmp_path, runtime):
+    up, edge = start(tmp_path, runtime, "one-machine-patient")
+    body = {"model": "one-machine-patient", "prompt": "a b c", "max_tokens": 250, "ignore_eos": True, "stream": True}
+    with ThreadPoolExecutor() as pool, httpx2.stream("POST", f"{edge}/completions", json=body, timeout=START) as streamed:
+        lines = streamed.iter_lines()
+        next(lines)
+        downs = [pool.submit(run, runtime, "down", "one-machine-patient")]
+        wait_until(lambda: "drain_begun" in up.tail(), START, "it drains")
+        wait_until(lambda: "leaving" in run(runtime, "down", "nothing").stderr, START, "others see that it leaves")
+        downs.append(pool.submit(run, runtime, "down", "one-machine-patient"))
+        assert list(lines)[-2:] == ["data: [DONE]", ""]
+        assert [one.result().returncode for one in downs] == [0, 0]
+    assert up.child.wait(END) == 0
+
+
 def test_a_router_does_not_take_the_place_of_up_and_says_so(tmp_path, runtime):
     up, edge = start(tmp_path, runtime, "one-machine-place")
     said = run(runtime, "router", "--takeover", "--listen", edge.split("/")[2], "--admin-listen", "127.0.0.1:0")

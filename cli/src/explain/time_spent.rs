@@ -87,7 +87,7 @@ fn parts(decision: &Decision, chosen: &Scored, first: f64) -> [(f64, &'static st
     };
     let (own_steps, shared_steps) = (share(steps) * own_share, share(steps) * (1.0 - own_share));
     [
-        (decision.queue_seconds, "it waited in the router, because no replica had room"),
+        (decision.queue_seconds, "it waited in the router, because no replica was ready or had room"),
         (share(queue), "prompts of others were computed before it"),
         (share(prefill), "its own prompt was computed"),
         (share(memory), "it waited for room in the engine's KV cache"),
@@ -142,7 +142,7 @@ mod tests {
             "time: 0.000 s in the router's queue, 0.110 s until the first token (0.100 expected), then 5.2 ms a token; \
              most of it: its own prompt was computed"
         );
-        assert!(words(6.0, 0.11, terms).ends_with("most of it: it waited in the router, because no replica had room"));
+        assert!(words(6.0, 0.11, terms).ends_with("most of it: it waited in the router, because no replica was ready or had room"));
         assert!(words(0.0, 0.1, Terms { queue: 0.9, ..terms }).contains("prompts of others were computed before it"));
         assert!(words(0.0, 0.1, Terms { memory: 3.0, ..terms }).contains("room in the engine's KV cache"));
     }

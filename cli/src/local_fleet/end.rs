@@ -121,7 +121,8 @@ impl LocalFleet {
 
 async fn end_process(fleet: &LocalFleet) -> anyhow::Result<()> {
     let words = fleet.describe();
-    let process = fleet.ask_to_leave()?;
+    // A second signal would cut what runs there.
+    let process = if fleet.record.is_leaving { process_of(fleet)? } else { fleet.ask_to_leave()? };
     say(&format!("ending    {words}: running requests may finish"));
     let ended = until_ended(process.try_clone()?);
     tokio::pin!(ended);

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::bail;
+use anyhow::{bail, ensure};
 use hostler_proto::fleet::v1::Replica;
 use tokio::time::sleep;
 
@@ -46,7 +46,12 @@ pub(crate) async fn wait(name: Option<&str>, timeout: Duration) -> anyhow::Resul
     let shown = name.unwrap_or("the model").to_owned();
     match tokio::time::timeout(timeout, until_ready(name, &shown)).await {
         Ok(ended) => ended,
-        Err(_) => Err(LocalWaitError::Late { name: shown, timeout }.into()),
+        Err(_) => {
+            let fleets = find_local_fleets().await;
+            let is_known = name.is_none_or(|name| fleets.iter().any(|fleet| fleet.is_called(name)));
+            ensure!(is_known && !fleets.is_empty(), "{shown} is not up here; up is {}", describe_all(&fleets));
+            Err(LocalWaitError::Late { name: shown, timeout }.into())
+        }
     }
 }
 
@@ -101,7 +106,7 @@ enum LocalOutlook {
 /// What is to be expected of these fleets for this model. An engine says its model's names only
 /// when it answers.
 fn judge(fleets: &[LocalFleet], name: Option<&str>) -> LocalOutlook {
-    let live: Vec<&LocalFleet> = fleets.iter().filter(|fleet| !fleet.is_taken_down()).collect();
+    let live: Vec<&LocalFleet> = fleets.iter().filter(|fleet| !fleet.is_taken_down() && !fleet.record.is_leaving).collect();
     let has_name = |replica: &Replica| name.is_none_or(|name| replica.model_ids().any(|model| model == name));
     for fleet in &live {
         let is_called = name.is_some_and(|name| fleet.is_called(name));

@@ -10,7 +10,7 @@ use anyhow::{Context, bail};
 use hostler_proto::fleet::v1::Replica;
 use tokio::time::sleep;
 
-use super::Invitation;
+use super::{Invitation, REPLACED};
 use crate::file_end::read_end;
 use crate::local_fleet::{LocalFleet, UpLog, find_local_fleets};
 use crate::output::say;
@@ -43,6 +43,9 @@ impl EndedInBackground {
     fn of(ended: ExitStatus, log: &Path) -> Self {
         if ended.success() {
             // A process that serves ends well only when it is told to.
+            if read_end(log, LOG_TAIL).is_ok_and(|text| text.contains(REPLACED)) {
+                return Self { code: 1, said: "another `hostler up --takeover` has taken its place".to_owned() };
+            }
             return Self { code: 1, said: "it was taken down before it served, by `hostler down` or a signal".to_owned() };
         }
         let text = read_end(log, LOG_TAIL).unwrap_or_default();

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure};
 use hostler_agent::{AgentConfig, EngineProgram};
+use hostler_boot::Settings;
 use hostler_proto::fleet::v1::Replica;
 use hostler_router::{RouterConfig, RouterPlace};
 use tokio::time::sleep;
@@ -29,13 +30,22 @@ const ENGINES_TIMEOUT: Duration = Duration::from_secs(120);
 /// the command has for the edge.
 ///
 /// # Errors
-/// When several do, and no address chooses.
+/// When several do and no address chooses, or one does at another address.
 pub(super) fn find_predecessor<'a>(wish: &Wish<'_>, fleets: &'a [LocalFleet]) -> anyhow::Result<Option<&'a LocalFleet>> {
+    let named: Vec<&LocalFleet> = fleets.iter().filter(|fleet| !wish.name.is_empty() && fleet.record.name == wish.name).collect();
+    // A name that its command did not say may be one of its model's.
+    let serving = if named.is_empty() { fleets.iter().filter(|fleet| is_same(fleet, wish.name)).collect() } else { named };
     let is_there = |fleet: &&LocalFleet| wish.listen.is_none_or(|listen| port(&fleet.record.router.base_url) == port(listen));
-    match fleets.iter().filter(is_there).filter(|fleet| is_same(fleet, wish.name)).collect::<Vec<_>>()[..] {
-        [] => Ok(None),
-        [only] => Ok(Some(only)),
-        [first, ..] => bail!(
+    let there: Vec<&LocalFleet> = serving.iter().copied().filter(is_there).collect();
+    match (&there[..], wish.listen) {
+        ([only], _) => Ok(Some(only)),
+        ([], Some(listen)) if !serving.is_empty() => bail!(
+            "{} serves this model at {}, and not at {listen}: leave the address out, or leave --takeover out for a router beside it",
+            serving[0].describe(),
+            serving[0].record.router.base_url
+        ),
+        ([], _) => Ok(None),
+        ([first, ..], _) => bail!(
             "several `hostler up` serve this model, such as {} at {}: --port of one chooses it",
             first.describe(),
             first.record.router.base_url
@@ -43,13 +53,18 @@ pub(super) fn find_predecessor<'a>(wish: &Wish<'_>, fleets: &'a [LocalFleet]) ->
     }
 }
 
-/// Sets the addresses that the running router was given by the system, and where it is found.
-pub(super) fn take_addresses(config: &mut RouterConfig, running: &UpRouter) {
-    if port(&config.agents_listen) == Some(0) {
-        config.agents_listen.clone_from(&running.agents);
-    }
-    if port(&config.admin_listen) == Some(0) && !running.admin.is_empty() {
-        config.admin_listen.clone_from(&running.admin);
+/// Sets the addresses of the running router where no setting says another one, and where it is found.
+pub(super) fn take_addresses(settings: &Settings, config: &mut RouterConfig, running: &UpRouter) {
+    let is_given = |key: &str, address: &str| settings.is_set("router", key) && port(address) != Some(0);
+    let addresses = [
+        ("listen", &mut config.listen, &running.listen),
+        ("agents_listen", &mut config.agents_listen, &running.agents),
+        ("admin_listen", &mut config.admin_listen, &running.admin),
+    ];
+    for (key, address, taken) in addresses {
+        if !taken.is_empty() && !is_given(key, address) {
+            address.clone_from(taken);
+        }
     }
     if config.operators_socket.as_os_str().is_empty() {
         config.operators_socket.clone_from(&running.operators_socket);
@@ -124,6 +139,7 @@ fn may_leave(of_predecessor: &[Replica], own: &[Replica]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use hostler_boot::SettingSources;
     use hostler_proto::agent::v1::{Gpu, Phase, ReplicaState};
 
     use super::*;
@@ -146,7 +162,8 @@ mod tests {
         let three = [a, b, other];
         assert!(found("a", None, &three).unwrap_err().ends_with("--port of one chooses it"));
         assert_eq!(found("a", Some("127.0.0.1:9"), &three), Ok(Some(9)));
-        assert_eq!(found("a", Some("127.0.0.1:10"), &three), Ok(None));
+        assert!(found("a", Some("127.0.0.1:10"), &three).unwrap_err().contains("and not at 127.0.0.1:10"));
+        assert_eq!(found("c", Some("127.0.0.1:10"), &three), Ok(None));
     }
 
     #[test]
@@ -166,15 +183,21 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_the_system_are_those_of_the_running_router() {
+    fn addresses_that_nobody_has_said_are_those_of_the_running_router() {
         let running = fleet(7, Vec::new()).record.router;
-        let mut config =
-            RouterConfig { agents_listen: "127.0.0.1:0".into(), admin_listen: "127.0.0.1:0".into(), ..RouterConfig::default() };
-        take_addresses(&mut config, &running);
-        assert_eq!((config.agents_listen, config.admin_listen), (running.agents.clone(), running.admin.clone()));
-        assert_eq!(config.operators_socket, running.operators_socket);
-        let mut given = RouterConfig { agents_listen: "0.0.0.0:8001".into(), operators_socket: "/mine".into(), ..RouterConfig::default() };
-        take_addresses(&mut given, &running);
-        assert_eq!((given.agents_listen.as_str(), given.operators_socket.to_str()), ("0.0.0.0:8001", Some("/mine")));
+        let given = |sections: &[(&str, &str)]| {
+            let mut settings = Settings::load(&crate::settings::local(), &SettingSources::default()).unwrap();
+            sections.iter().for_each(|(key, value)| settings.set("router", key, (*value).into()));
+            let mut config =
+                RouterConfig { listen: "127.0.0.1:8000".into(), admin_listen: "127.0.0.1:8002".into(), ..RouterConfig::default() };
+            for (key, value) in sections {
+                *if *key == "listen" { &mut config.listen } else { &mut config.admin_listen } = (*value).to_owned();
+            }
+            take_addresses(&settings, &mut config, &running);
+            assert_eq!((&config.agents_listen, &config.operators_socket), (&running.agents, &running.operators_socket));
+            (config.listen, config.admin_listen)
+        };
+        assert_eq!(given(&[]), (running.listen.clone(), running.admin.clone()));
+        assert_eq!(given(&[("listen", "0.0.0.0:7"), ("admin_listen", "127.0.0.1:0")]), ("0.0.0.0:7".into(), running.admin.clone()));
     }
 }
