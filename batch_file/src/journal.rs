@@ -5,7 +5,7 @@
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -75,7 +75,7 @@ impl Journal {
     /// When another process has the journal, or it belongs to another input.
     pub fn open(path: &Path, input: &Input) -> Result<Self, FileError> {
         let unusable = |source| FileError::File { verb: "write", path: path.to_owned(), source };
-        let file = OpenOptions::new().read(true).append(true).create(true).open(path).map_err(unusable)?;
+        let file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(path).map_err(unusable)?;
         let has_lock = match file.try_lock() {
             Ok(()) => true,
             Err(TryLockError::WouldBlock) => return Err(FileError::InUse(path.to_owned())),
