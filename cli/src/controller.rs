@@ -79,6 +79,7 @@ pub(crate) async fn controller(
     let former = folder.endpoint()?;
     let ports = if own_job.is_none() { former_ports(former.as_ref()).await } else { FormerPorts::IfFree };
     let router_config = configure_router(settings, former.as_ref().map(|former| (former, ports)), own_job.is_some(), adjust)?;
+    let router_config = keep_batches(router_config, settings, &folder);
     let (authority, keys_file) = (std::path::absolute(&router_config.tls_dir)?, router_config.keys_file.clone());
     let drain_timeout = router_config.drain_timeout;
     let certifies = router_config.tls_cert.as_os_str().is_empty();
@@ -254,6 +255,12 @@ fn configure_router(
         }
     }
     Ok(config)
+}
+
+/// Has the router keep its batches in the fleet's folder unless set. The next controller's router
+/// goes on with them, on whichever host it is.
+fn keep_batches(config: RouterConfig, settings: &Settings, folder: &FleetFolder) -> RouterConfig {
+    if settings.is_set("router", "batches_dir") { config } else { RouterConfig { batches_dir: folder.batches(), ..config } }
 }
 
 /// The port of a former address if it is free, else 0.

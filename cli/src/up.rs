@@ -64,6 +64,9 @@ pub(crate) async fn up(settings: Settings, adjust_router: AdjustRouter, voice: V
     if !settings.is_set("router", "agents_listen") {
         router_config.agents_listen = "127.0.0.1:0".into();
     }
+    if !settings.is_set("router", "batches_dir") {
+        router_config.batches_dir = hostler_boot::home::state_dir().map(|state| state.join("hostler/batches")).unwrap_or_default();
+    }
     if let Some(log) = voice.log().filter(|_| router_config.access_log_file.as_os_str().is_empty()) {
         router_config.access_log_file = log.to_owned();
     }

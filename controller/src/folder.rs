@@ -187,6 +187,12 @@ impl FleetFolder {
         self.path.join("controller.log")
     }
 
+    /// Files and batches of the router's Batch API.
+    #[must_use]
+    pub fn batches(&self) -> PathBuf {
+        self.path.join("batches")
+    }
+
     /// Key of operators on other hosts, valid while this controller runs.
     #[must_use]
     pub fn operator_key(&self) -> PathBuf {
