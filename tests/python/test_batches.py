@@ -138,3 +138,10 @@ def test_a_batch_goes_on_after_its_router_was_killed(site):
         by_id = {one["custom_id"]: one["response"]["body"] for one in lines}
         assert len(lines) == len(by_id) == 300
         assert all(by_id[f"r-{n}"]["usage"]["completion_tokens"] == 1 + n % 5 for n in range(300))
+
+
+def test_up_has_the_batch_api_in_the_users_state(up):
+    with openai.OpenAI(base_url=up.edge, api_key="unused", max_retries=0, timeout=30) as client:
+        assert client.batches.list(limit=1).object == "list"
+        with pytest.raises(openai.NotFoundError, match="No batch found"):
+            client.batches.retrieve("batch_1")

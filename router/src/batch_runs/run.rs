@@ -86,12 +86,14 @@ impl BatchRun {
     /// Has the requests answered, until all are or the batch ends early. No conclusion: the router
     /// leaves.
     async fn answer_all(&self, open: OpenBatch) -> Result<(OpenBatch, Option<Conclusion>), BatchesError> {
-        let (open, served) = block(open, |open| Ok(open.served_models())).await?;
+        // The router before this one may have had models that this one awaits: `hostler up` may serve
+        // another one meanwhile.
+        let served = std::iter::repeat_with(|| AtomicBool::new(open.is_resumed())).take(open.model_count());
         let asking = Arc::new(Asking {
             edge: self.edge.clone(),
             caller: open.record().caller.clone(),
             path: PathAndQuery::try_from(&open.record().endpoint).map_err(|error| BatchesError::Disk(error.to_string()))?,
-            served: served.into_iter().map(AtomicBool::new).collect(),
+            served: served.collect(),
             in_flight: self.in_flight.clone(),
             stop: CancellationToken::new(),
         });

@@ -76,6 +76,7 @@ pub(crate) struct OpenBatch {
     folder: PathBuf,
     record: BatchRecord,
     work: Option<BatchWork>,
+    is_resumed: bool,
     /// When the record was last written.
     recorded: Instant,
     _lock: File,
@@ -105,8 +106,8 @@ impl OpenBatch {
             Err(TryLockError::Error(error)) => return Err(BatchesError::disk("lock", &path, &error)),
         }
         let Some(record) = found.tenant.batch(&found.id)?.filter(|record| !record.status.is_ended()) else { return Ok(None) };
-        let (batches, tenant) = (batches.clone(), found.tenant.clone());
-        Ok(Some(Self { batches, tenant, folder, record, work: None, recorded: Instant::now(), _lock: lock }))
+        let (batches, tenant, is_resumed) = (batches.clone(), found.tenant.clone(), record.in_progress_at.is_some());
+        Ok(Some(Self { batches, tenant, folder, record, work: None, is_resumed, recorded: Instant::now(), _lock: lock }))
     }
 
     pub(crate) fn record(&self) -> &BatchRecord {
@@ -145,14 +146,14 @@ impl OpenBatch {
         if self.record.status == BatchStatus::Cancelling { Ok(()) } else { self.batches.check_total(0) }
     }
 
-    /// Number of models, and those of them that have answered before.
-    pub(crate) fn served_models(&self) -> Vec<bool> {
-        let Some(BatchWork { input, journal, .. }) = &self.work else { return Vec::new() };
-        let mut served = vec![false; input.model_count()];
-        for number in (0..input.requests()).filter(|number| journal.has_succeeded(*number)) {
-            served[input.model(number)] = true;
-        }
-        served
+    /// Number of models of the batch.
+    pub(crate) fn model_count(&self) -> usize {
+        self.work.as_ref().map_or(0, |work| work.input.model_count())
+    }
+
+    /// Whether a router has begun it before this one has it, perhaps with other models.
+    pub(crate) fn is_resumed(&self) -> bool {
+        self.is_resumed
     }
 
     /// Keeps answers, and reads up to `room` requests that have none and were not read before.

@@ -98,6 +98,7 @@ async fn a_batch_has_one_router_and_outlives_its_input_file() {
     let mut open = OpenBatch::open(&batches, &found[0]).unwrap().unwrap();
     assert!(OpenBatch::open(&batches, &found[0]).unwrap().is_none(), "another router has it");
     open.begin().unwrap();
+    assert!(!open.is_resumed());
     let step = open.advance(Vec::new(), 2).unwrap();
     assert_eq!(step.requests.iter().map(|request| request.number).collect::<Vec<_>>(), [0, 1]);
     open.advance(vec![answered(1, 200), answered(0, 400)], 0).unwrap();
@@ -105,6 +106,7 @@ async fn a_batch_has_one_router_and_outlives_its_input_file() {
     // The next life asks for what has no answer.
     let mut open = OpenBatch::open(&batches, &found[0]).unwrap().unwrap();
     open.begin().unwrap();
+    assert!(open.is_resumed() && open.model_count() == 1);
     let step = open.advance(Vec::new(), 9).unwrap();
     assert_eq!(step.requests.iter().map(|request| request.number).collect::<Vec<_>>(), [2]);
     assert_eq!(step.counts, RequestCounts { total: 3, completed: 1, failed: 1 });
