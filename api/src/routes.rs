@@ -49,6 +49,9 @@ pub enum Route {
     Load,
     OpenApi,
     Docs,
+    /// Files of the Batch API.
+    Files,
+    Batches,
     OllamaChat,
     OllamaGenerate,
     OllamaEmbed,
@@ -60,6 +63,10 @@ pub enum Route {
     /// A response that an engine keeps, and what is below it.
     StoredResponse,
     Model,
+    File,
+    FileContent,
+    Batch,
+    CancelBatch,
     /// Any other path that shows what a request becomes, without computing it.
     Rendering,
     /// Any other path. Engines have more below `/v1/` and `/v2/`.
@@ -218,6 +225,8 @@ const TABLE: [Row; Route::COUNT] = {
         Row::router(Route::Load, "/load"),
         Row::router(Route::OpenApi, "/openapi.json"),
         Row::router(Route::Docs, "/docs"),
+        Row::router(Route::Files, "/v1/files"),
+        Row::router(Route::Batches, "/v1/batches"),
         Row::ollama(Route::OllamaChat, "/api/chat"),
         Row::ollama(Route::OllamaGenerate, "/api/generate"),
         Row::ollama(Route::OllamaEmbed, "/api/embed"),
@@ -228,6 +237,10 @@ const TABLE: [Row; Route::COUNT] = {
         Row::ollama(Route::OllamaVersion, "/api/version"),
         Row::free(Route::StoredResponse, "/v1/responses/{id}").everywhere(),
         Row::router(Route::Model, "/v1/models/{id}"),
+        Row::router(Route::File, "/v1/files/{id}"),
+        Row::router(Route::FileContent, "/v1/files/{id}/content"),
+        Row::router(Route::Batch, "/v1/batches/{id}"),
+        Row::router(Route::CancelBatch, "/v1/batches/{id}/cancel"),
         Row::free(Route::Rendering, "").everywhere(),
         Row::pooled(Route::Other, "").everywhere(),
     ]
@@ -244,7 +257,18 @@ impl Route {
         match path {
             _ if path.starts_with("/v1/responses/") => Self::StoredResponse,
             _ if path.starts_with("/v1/models/") && path != "/v1/models/" => Self::Model,
+            _ if path.starts_with("/v1/files/") => Self::below(&path["/v1/files/".len()..], (Self::File, Self::FileContent, "content")),
+            _ if path.starts_with("/v1/batches/") => Self::below(&path["/v1/batches/".len()..], (Self::Batch, Self::CancelBatch, "cancel")),
             _ if path.ends_with("/render") || path.ends_with("/derender") => Self::Rendering,
+            _ => Self::Other,
+        }
+    }
+
+    /// The route of an id, or of the last part below it.
+    fn below(path: &str, (object, part, name): (Self, Self, &str)) -> Self {
+        match path.split_once('/') {
+            None if !path.is_empty() => object,
+            Some((id, rest)) if rest == name && !id.is_empty() => part,
             _ => Self::Other,
         }
     }
@@ -318,6 +342,11 @@ mod tests {
             ("/v1/responses/resp_1/cancel", Route::StoredResponse),
             ("/v1/models/org/model", Route::Model),
             ("/v1/models/", Route::Other),
+            ("/v1/files/file-1", Route::File),
+            ("/v1/files/file-1/content", Route::FileContent),
+            ("/v1/files/file-1/", Route::Other),
+            ("/v1/batches/batch_1/cancel", Route::CancelBatch),
+            ("/v1/batches//cancel", Route::Other),
             ("/v1/embeddings/render", Route::Rendering),
             ("/v1/chat/completions/", Route::Other),
             ("/made/up", Route::Other),

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use hostler_batch_file::{Input, InputBounds, Journal, OutputLine, RequestLine, parse_request, write_output};
 use hostler_bench::{Call, Client, Target};
 use hostler_boot::Shutdown;
 use http::{HeaderName, HeaderValue, Method};
@@ -17,11 +18,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::args::BatchArgs;
 use crate::error::BatchError;
-use crate::input::Input;
-use crate::journal::Journal;
-use crate::output_line::{self, OutputLine};
 use crate::progress::{Progress, ProgressWriter};
-use crate::request_line::{self, RequestLine};
 use crate::sender::{Sender, Sent, TimeLimits, Waiting};
 
 /// Priority of requests that set none. Interactive requests, which have 0, go first.
@@ -57,7 +54,7 @@ impl Batch {
     /// # Errors
     /// When a check fails; nothing was sent.
     pub fn open(args: &BatchArgs, target: Target) -> Result<Self, BatchError> {
-        let input = Input::check(&args.input)?;
+        let input = Input::check(&args.input, &InputBounds::default())?;
         let journal = open_journal(args, &input)?;
         Ok(Self { args: args.clone(), target, input, journal })
     }
@@ -74,7 +71,7 @@ impl Batch {
             progress.tell(&format!("this file system has no locks: see to it that no other process writes {path}"));
         }
         if self.journal.answered() > 0 {
-            progress.tell(&format!("{} of {} requests were answered before", self.journal.answered(), self.input.len()));
+            progress.tell(&format!("{} of {} requests were answered before", self.journal.answered(), self.input.requests()));
         }
         let output = self.args.output.clone();
         let mut drive = Drive::new(self, key, shutdown);
@@ -82,7 +79,7 @@ impl Batch {
         progress.end();
         drive.journal.sync()?;
         ended?;
-        let summary = Summary { requests: drive.input.len(), failed: drive.journal.failed() };
+        let summary = Summary { requests: drive.input.requests(), failed: drive.journal.failed() };
         drive.journal.finish(&output)?;
         Ok(summary)
     }
@@ -138,7 +135,7 @@ impl Drive {
         let (sender, waiting) = watch::channel(Waiting::default());
         let limits = TimeLimits { request: args.deadline, attempt: args.request_timeout };
         let served: Arc<[AtomicBool]> = (0..input.model_count()).map(|_| AtomicBool::new(false)).collect();
-        for number in (0..input.len()).filter(|number| journal.has_succeeded(*number)) {
+        for number in (0..input.requests()).filter(|number| journal.has_succeeded(*number)) {
             served[input.model(number)].store(true, Ordering::Relaxed);
         }
         Self {
@@ -192,16 +189,16 @@ impl Drive {
         if self.journal.is_complete() {
             return Ok(());
         }
-        let (answered, total) = (self.journal.answered(), self.input.len());
+        let (answered, total) = (self.journal.answered(), self.input.requests());
         Err(BatchError::Stopped { answered, total, journal: self.journal.path().to_owned() })
     }
 
     /// Starts the next request without an answer; `false` if none may start now.
     fn start_next(&mut self) -> Result<bool, BatchError> {
-        while self.next < self.input.len() && self.journal.has(self.next) {
+        while self.next < self.input.requests() && self.journal.has(self.next) {
             self.next += 1;
         }
-        if self.next == self.input.len() {
+        if self.next == self.input.requests() {
             return Ok(false);
         }
         let number = self.next;
@@ -248,10 +245,10 @@ impl Drive {
         let request = parse_again(&ended.line);
         // This id is equal in every run of this batch, and in no other.
         let id = format!("batch_req_{:032x}_{}", self.input.digest(), ended.number);
-        let OutputLine { json, is_failed, tokens } = output_line::write(&id, &request.custom_id, outcome);
+        let OutputLine { json, is_failed, tokens } = write_output(&id, &request.custom_id, outcome);
         self.tokens += tokens;
         self.sender.served[self.input.model(ended.number)].fetch_or(!is_failed, Ordering::Relaxed);
-        self.journal.append(ended.number, &json, is_failed)
+        Ok(self.journal.append(ended.number, &json, is_failed)?)
     }
 
     fn progress(&self, elapsed: Duration) -> Progress {
@@ -260,7 +257,7 @@ impl Drive {
             elapsed,
             answered: self.journal.answered(),
             failed: self.journal.failed(),
-            total: self.input.len(),
+            total: self.input.requests(),
             tokens: self.tokens,
             waiting: waiting.requests,
             reason: waiting.reason.clone(),
@@ -270,7 +267,7 @@ impl Drive {
 
 /// Parses a line of the input again.
 fn parse_again(line: &[u8]) -> RequestLine<'_> {
-    request_line::parse(line).expect("the line was checked, and is the same")
+    parse_request(line).expect("the line was checked, and is the same")
 }
 
 #[cfg(test)]

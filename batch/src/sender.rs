@@ -1,4 +1,4 @@
-//! One request until it has an answer: attempts and the pauses between them, as `retry` decides.
+//! One request until it has an answer: attempts and the pauses between them, as `Attempts` decides.
 //!
 //! The `drive` starts one sender for each request.
 
@@ -6,13 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use hostler_batch_file::{Answer, Attempts, Judgement, Outcome};
 use hostler_bench::{Call, Client, WholeAnswer};
 use hostler_boot::Shutdown;
 use tokio::sync::watch;
 use tokio::time::Instant;
-
-use crate::output_line::{Outcome, error_message, is_aborted, is_unknown_model};
-use crate::retry::{self, Verdict};
 
 /// Time limits of a request.
 #[derive(Debug, Clone, Copy)]
@@ -54,34 +52,22 @@ impl Sender {
     /// Sends a request for a model until it has an answer.
     pub(crate) async fn send(&self, client: &mut Client, call: &Call, model: usize) -> Sent {
         let deadline = Instant::now() + self.limits.request;
-        let (mut attempts, mut server_errors) = (0, 0);
+        let mut attempts = Attempts::default();
         loop {
             if self.shutdown.is_draining() {
                 return Sent::Stopped;
             }
             let left = deadline.saturating_duration_since(Instant::now());
             let answer = client.fetch(call, self.limits.attempt.min(left)).await;
-            attempts += 1;
-            let (reason, retry_after) = match answer {
-                Ok(answer) => {
-                    let is_aborted = is_aborted(&answer);
-                    server_errors += u32::from(is_aborted || answer.status.is_server_error());
-                    // A model that has answered before is away. A model that never did may be
-                    // misspelled.
-                    let is_away = is_unknown_model(&answer) && self.served[model].load(Ordering::Relaxed);
-                    match retry::judge(answer.status, is_aborted, server_errors) {
-                        Verdict::Final if is_away => (describe(&answer, is_aborted), None),
-                        Verdict::Final if is_aborted => return Sent::Ended(aborted()),
-                        Verdict::Final => return Sent::Ended(Outcome::Answered(answer)),
-                        Verdict::KeyRefused => return Sent::KeyRefused(error_message(&answer.body)),
-                        Verdict::Retry => (describe(&answer, is_aborted), retry::retry_after(&answer.headers)),
-                    }
-                }
-                Err(error) => (error.to_string(), None),
+            let answer = answer.map(|WholeAnswer { status, headers, body }| Answer { status, headers, body });
+            let has_served = self.served[model].load(Ordering::Relaxed);
+            let (pause, reason) = match attempts.judge(answer.map_err(|error| error.to_string()), has_served, fastrand::f64()) {
+                Judgement::Ended(outcome) => return Sent::Ended(outcome),
+                Judgement::KeyRefused(message) => return Sent::KeyRefused(message),
+                Judgement::Again { pause, reason } => (pause, reason),
             };
-            let pause = retry::pause(attempts, retry_after, fastrand::f64());
             if Instant::now() + pause >= deadline {
-                return Sent::Ended(self.expired(attempts, &reason));
+                return Sent::Ended(self.expired(attempts.made(), &reason));
             }
             if !self.wait(pause, reason).await {
                 return Sent::Stopped;
@@ -106,17 +92,6 @@ impl Sender {
         let message = format!("no answer within {limit} (--deadline) and {attempts} attempts; the last one: {reason}");
         Outcome::Failed { code: "batch_expired", message }
     }
-}
-
-fn aborted() -> Outcome {
-    Outcome::Failed { code: "answer_aborted", message: "engines gave the answer up again and again before its end".to_owned() }
-}
-
-fn describe(answer: &WholeAnswer, is_aborted: bool) -> String {
-    if is_aborted {
-        return "an engine gave the answer up before its end".to_owned();
-    }
-    format!("{}: {}", answer.status, error_message(&answer.body))
 }
 
 #[cfg(test)]

@@ -27,9 +27,8 @@ use self::leaving::wait_to_drain;
 use self::place::{PLACE_PATIENCE, POLL_INTERVAL, take_place, wait_for_place};
 use crate::AdjustRouter;
 use crate::host_names::{certified_names, find_host_names, this_host};
-use crate::router::{announce, router_config};
+use crate::router::{announce, keep_state, router_config};
 use crate::settings::user_key_file;
-use crate::usage::with_usage;
 
 #[derive(Debug, Args)]
 pub(crate) struct ControllerArgs {
@@ -79,7 +78,8 @@ pub(crate) async fn controller(
     };
     let former = folder.endpoint()?;
     let ports = if own_job.is_none() { former_ports(former.as_ref()).await } else { FormerPorts::IfFree };
-    let configured = with_usage(router_config(settings, adjust)?, folder.usage());
+    let mut configured = router_config(settings, adjust)?;
+    keep_state(&mut configured, settings, Some(folder.path()));
     let router_config = configure_router(settings, configured, former.as_ref().map(|former| (former, ports)), own_job.is_some())?;
     let (authority, keys_file) = (std::path::absolute(&router_config.tls_dir)?, router_config.keys_file.clone());
     let drain_timeout = router_config.drain_timeout;

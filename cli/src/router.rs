@@ -1,5 +1,7 @@
 //! `hostler router`.
 
+use std::path::{Path, PathBuf};
+
 use anyhow::bail;
 use clap::Args;
 use hostler_boot::{Settings, Shutdown, TraceSettings};
@@ -55,6 +57,22 @@ pub(crate) fn router_config(settings: &Settings, adjust: AdjustRouter) -> anyhow
     });
     adjust(&mut config);
     Ok(config)
+}
+
+/// Has the router keep usage and batches in this folder, unless the settings say where, or that it
+/// does not.
+pub(crate) fn keep_state(config: &mut RouterConfig, settings: &Settings, folder: Option<&Path>) {
+    let kept = [("usage_dir", &mut config.usage_dir, "usage"), ("batches_dir", &mut config.batches_dir, "batches")];
+    for (key, path, name) in kept {
+        if let Some(folder) = folder.filter(|_| !settings.is_set("router", key)) {
+            *path = folder.join(name);
+        }
+    }
+}
+
+/// Where the routers of `hostler up` on this machine keep what outlives them.
+pub(crate) fn local_state() -> Option<PathBuf> {
+    Some(hostler_boot::home::state_dir()?.join("hostler"))
 }
 
 /// Prints the addresses for scripts, and logs what is open for operators.

@@ -32,10 +32,9 @@ use crate::agent::prepare_and_run;
 use crate::cluster::name_of_model;
 use crate::local_fleet::{LocalFleet, UpTurn, explain_conflict, find_local_fleets};
 use crate::output::{describe, say};
-use crate::router::{address_lines, log_exposures, router_config};
+use crate::router::{address_lines, keep_state, local_state, log_exposures, router_config};
 use crate::settings::user_key_file;
 use crate::up_record::{JoinedAgent, PublishedRecord, UpRecord, UpRouter};
-use crate::usage::{local_usage_dir, with_usage};
 
 /// How often the engines are checked until they are ready.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
@@ -66,7 +65,8 @@ const NOT_GIVEN: &str =
 /// Serves until a signal, beside a running `hostler up` of this user, in the place of one
 /// (`takes_over`) or with a router of its own.
 pub(crate) async fn up(settings: Settings, adjust_router: AdjustRouter, voice: Voice, takes_over: bool) -> anyhow::Result<()> {
-    let mut router_config = with_usage(router_config(&settings, adjust_router)?, local_usage_dir().unwrap_or_default());
+    let mut router_config = router_config(&settings, adjust_router)?;
+    keep_state(&mut router_config, &settings, local_state().as_deref());
     if !settings.is_set("router", "agents_listen") {
         router_config.agents_listen = "127.0.0.1:0".into();
     }

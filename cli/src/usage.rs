@@ -8,14 +8,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, ensure};
 use clap::{Args, ValueEnum};
-use hostler_boot::home;
 use hostler_cluster::NodeTime;
 use hostler_controller::{FleetFolder, NodeUsage};
-use hostler_router::{RouterConfig, TokenCounts, UsageRow, day_name, read_usage};
+use hostler_router::{TokenCounts, UsageRow, day_name, read_usage};
 use serde::Serialize;
 use serde_json::json;
 
 use crate::output::{Side, say, table};
+use crate::router::local_state;
 use crate::settings::{cluster_config, router_config};
 
 const SECONDS_OF_DAY: u64 = 24 * 60 * 60;
@@ -94,21 +94,11 @@ pub(crate) fn usage(args: &UsageArgs, file: Option<&Path>) -> anyhow::Result<()>
     Ok(())
 }
 
-/// Where `hostler up` on this machine counts tokens.
-pub(crate) fn local_usage_dir() -> Option<PathBuf> {
-    Some(home::state_dir()?.join("hostler/usage"))
-}
-
-/// The settings of a router that counts in this folder, unless they name another one.
-pub(crate) fn with_usage(config: RouterConfig, folder: PathBuf) -> RouterConfig {
-    let is_set = !config.usage_dir.as_os_str().is_empty();
-    if is_set { config } else { RouterConfig { usage_dir: folder, ..config } }
-}
-
 /// Folders in which routers of this user have counted.
 fn token_folders(fleet: Option<&FleetFolder>, file: Option<&Path>) -> anyhow::Result<Vec<PathBuf>> {
     let configured = Some(router_config(file)?.usage_dir).filter(|folder| !folder.as_os_str().is_empty());
-    let mut folders: Vec<PathBuf> = configured.into_iter().chain(fleet.map(FleetFolder::usage)).chain(local_usage_dir()).collect();
+    let mut folders: Vec<PathBuf> =
+        configured.into_iter().chain(fleet.map(FleetFolder::usage)).chain(local_state().map(|state| state.join("usage"))).collect();
     folders.sort_unstable();
     folders.dedup();
     Ok(folders)

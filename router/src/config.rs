@@ -196,6 +196,31 @@ pub struct RouterConfig {
     /// Where models' tokenizers are kept between two lives of the router; empty means
     /// `$XDG_CACHE_HOME/hostler/router`, or `~/.cache/hostler/router`. They come from the agents.
     pub cache_dir: PathBuf,
+    /// Folder of the files and batches of OpenAI's Batch API (docs/batch.md), for this user alone.
+    /// Empty: there is no such API. `hostler up` sets it to `$XDG_STATE_HOME/hostler/batches`, or
+    /// `~/.local/state/hostler/batches`, and a controller to `batches` in the fleet's folder.
+    /// Routers may share it, where its file system has locks.
+    pub batches_dir: PathBuf,
+    /// Most requests of batches in flight at once. Give 256 for each replica, so that their batches
+    /// are full.
+    pub batches_in_flight: usize,
+    /// Most requests of one batch in flight at once. Of a key with a limit of requests in flight, a
+    /// batch takes half of that at most.
+    pub batches_in_flight_each: usize,
+    /// Most requests of a batch.
+    pub batches_max_requests: usize,
+    /// Largest file in bytes that may be uploaded for a batch.
+    pub batches_max_file_bytes: u64,
+    /// Most bytes of all files and batches together. When they are there, uploads are refused with
+    /// 507, and batches wait.
+    pub batches_max_bytes: u64,
+    /// Most bytes of files and batches of one tenant, or of all together where there are no keys.
+    /// Results are written in any case, and count for further uploads.
+    pub batches_tenant_bytes: u64,
+    /// Most files of one tenant. As many batches are remembered.
+    pub batches_tenant_files: usize,
+    /// Most unfinished batches of one tenant.
+    pub batches_tenant_unfinished: usize,
     /// A request that was in flight when two engines crashed is refused for this long after the
     /// first of the two crashes; 0 turns that off. Agents remember crashes for ten minutes: a
     /// router that starts anew knows none that are older.
@@ -254,6 +279,15 @@ impl Default for RouterConfig {
             prefill_interval: Duration::ZERO,
             tokenizer_threads: 0,
             cache_dir: PathBuf::new(),
+            batches_dir: PathBuf::new(),
+            batches_in_flight: 1024,
+            batches_in_flight_each: 256,
+            batches_max_requests: 150_000,
+            batches_max_file_bytes: 200 << 20,
+            batches_max_bytes: 64 << 30,
+            batches_tenant_bytes: 8 << 30,
+            batches_tenant_files: 1000,
+            batches_tenant_unfinished: 32,
             crash_suspect_ttl: Duration::from_secs(10 * 60),
             lease: Duration::from_secs(3),
             drain_timeout: Duration::from_secs(30),

@@ -8,6 +8,8 @@ mod access_log;
 mod admission;
 mod agent_endpoint;
 mod background;
+mod batch_runs;
+mod batches;
 mod bookings;
 mod cache_level;
 mod client_text;
@@ -70,6 +72,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use access_log::{AccessLog, AccessLogError, AccessLogWriter};
+use batches::Batches;
 use bookings::Bookings;
 pub use config::{AccessFormat, NeedKey, RouterConfig};
 use edge::EdgeListeners;
@@ -452,6 +455,7 @@ impl Router {
         let dispatch = state.dispatch(&self.config, placer, queue, metrics);
         let edge = Arc::new(Edge {
             bookings: Bookings::start(dispatch.queue.clone(), tasks),
+            batches: Batches::open_if_set(&self.config),
             shutdown: serving.clone(),
             succession: state.succession.clone(),
             access_log: access,
@@ -478,6 +482,9 @@ impl Router {
         if taken.is_ok() {
             parts.push(tokio::spawn(overview.serve(guard, admin, self.operators, state.admin_end.clone())));
             parts.extend(predecessor.zip(self.takeover).map(|(predecessor, socket)| tokio::spawn(predecessor.serve(socket))));
+            if let Some(batches) = edge.batches.clone() {
+                serving.tasks().spawn(batch_runs::run_batches(edge.clone(), batches, serving.clone()));
+            }
             let listeners = EdgeListeners { port: self.edge.0, tls: edge_tls, socket: self.edge_socket };
             edge::serve(listeners, edge, serving.clone()).await;
             ending::end_requests(&state, &shutdown, terms).await;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use hostler_boot::metrics::MetricRegistry;
 use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use strum::EnumCount;
 use tokio::time::Instant;
@@ -43,6 +44,32 @@ pub struct RouterMetrics {
     resumptions: [Counter; RESUMPTION_OUTCOMES.len()],
     resumption_reasons: [Counter; LossCause::COUNT],
     resumption_pause: Histogram,
+    batches: BatchMetrics,
+}
+
+/// Figures of the Batch API.
+#[derive(Debug)]
+struct BatchMetrics {
+    unfinished: Gauge,
+    requests: [Counter; 2],
+}
+
+impl BatchMetrics {
+    fn register(page: &mut MetricRegistry) -> Self {
+        Self {
+            unfinished: page.register(
+                "unfinished_batches",
+                "Batches of the Batch API that have not ended, also those that another router runs.",
+                Gauge::default(),
+            ),
+            requests: page.register_counters(
+                "batch_requests",
+                "result",
+                "Requests of the Batch API's batches that have their final answer.",
+                ["completed", "failed"],
+            ),
+        }
+    }
 }
 
 /// Tier and outcome of a resumption.
@@ -151,6 +178,7 @@ impl RouterMetrics {
                 "From the loss of a stream's engine to the first piece from another one.",
                 seconds(),
             ),
+            batches: BatchMetrics::register(page),
         }
     }
 
@@ -167,6 +195,14 @@ impl RouterMetrics {
     #[cfg(test)]
     pub(crate) fn resumptions(&self, cause: LossCause) -> u64 {
         self.resumption_reasons[cause as usize].get()
+    }
+
+    pub(crate) fn set_unfinished_batches(&self, count: usize) {
+        self.batches.unfinished.set(i64::try_from(count).unwrap_or(i64::MAX));
+    }
+
+    pub(crate) fn count_batch_request(&self, is_success: bool) {
+        self.batches.requests[usize::from(!is_success)].inc();
     }
 
     pub fn observe_first_byte(&self, begun: Instant) {

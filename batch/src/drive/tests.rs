@@ -107,7 +107,7 @@ async fn batch_requests_have_low_priority_unless_they_set_their_own() {
 async fn a_request_answered_before_is_not_sent_again() {
     let target = FakeTarget::start().await;
     let files = Files::new(&target, &requests(5));
-    let mut journal = Journal::open(&files.at("out.partial"), &Input::check(&files.args.input).unwrap()).unwrap();
+    let mut journal = Journal::open(&files.at("out.partial"), &Input::check(&files.args.input, &InputBounds::default()).unwrap()).unwrap();
     journal.append(1, b"{\"kept\":1}", true).unwrap();
     journal.append(3, b"{\"kept\":3}", false).unwrap();
     drop(journal);
@@ -123,7 +123,7 @@ async fn a_request_answered_before_is_not_sent_again() {
 async fn a_batch_killed_after_writing_its_output_ends() {
     let target = FakeTarget::start().await;
     let files = Files::new(&target, &requests(1));
-    let mut journal = Journal::open(&files.at("out.partial"), &Input::check(&files.args.input).unwrap()).unwrap();
+    let mut journal = Journal::open(&files.at("out.partial"), &Input::check(&files.args.input, &InputBounds::default()).unwrap()).unwrap();
     journal.append(0, b"{}", false).unwrap();
     drop(journal);
     fs::write(files.at("out"), "{}\n").unwrap();
@@ -138,7 +138,7 @@ async fn an_existing_output_is_never_replaced() {
     fs::write(files.at("out"), "mine").unwrap();
     assert!(matches!(files.run(&Shutdown::new()).await, Err(BatchError::OutputExists(_))));
     assert!(!files.at("out.partial").exists());
-    drop(Journal::open(&files.at("out.partial"), &Input::check(&files.args.input).unwrap()).unwrap());
+    drop(Journal::open(&files.at("out.partial"), &Input::check(&files.args.input, &InputBounds::default()).unwrap()).unwrap());
     assert!(matches!(files.run(&Shutdown::new()).await, Err(BatchError::OutputExists(_))));
     assert_eq!(fs::read_to_string(files.at("out")).unwrap(), "mine");
     assert!(target.heard.lock().is_empty());

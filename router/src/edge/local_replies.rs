@@ -30,7 +30,7 @@ impl LocalReplyContext {
     /// Adds the headers of every engine's answer to the router's own. An engine's answer is left as
     /// it is.
     pub(super) fn add_common_headers(self, response: Response<EdgeBody>) -> Response<EdgeBody> {
-        if !matches!(response.body(), EdgeBody::Local(_) | EdgeBody::Held(_)) {
+        if !matches!(response.body(), EdgeBody::Local(_) | EdgeBody::Held(_) | EdgeBody::File(_)) {
             return response;
         }
         let failed = response.status().is_client_error() || response.status().is_server_error();

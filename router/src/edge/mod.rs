@@ -3,9 +3,11 @@
 
 mod api_docs;
 mod awaited_answer;
+mod batch_routes;
 mod chat_fallback;
 mod connections;
 mod error_forms;
+mod file_body;
 mod framing;
 mod grpc;
 mod head_checks;
@@ -14,6 +16,7 @@ mod local_replies;
 mod messages_translator;
 mod ollama;
 mod ollama_translator;
+mod own_requests;
 mod parser_refusals;
 mod reply;
 mod responses_translator;
@@ -21,6 +24,7 @@ mod routes;
 mod translation;
 
 pub(crate) use connections::{EdgeListeners, serve, serve_in_memory};
+pub(crate) use own_requests::NoAnswer;
 
 #[cfg(test)]
 mod tests;

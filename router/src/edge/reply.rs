@@ -12,6 +12,7 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 
 use super::error_forms::error_text;
+use super::file_body::FileBody;
 use super::held_stream::HeldStream;
 use super::translation::TranslatedBody;
 use crate::admission::{LimitExceeded, LimitKind};
@@ -32,6 +33,8 @@ pub(super) enum EdgeBody {
     /// An engine's events in the form of another API.
     Translated(Box<TranslatedBody>),
     Grpc(tonic::body::Body),
+    /// The content of a file.
+    File(Box<FileBody>),
 }
 
 impl EdgeBody {
@@ -55,6 +58,9 @@ impl Body for EdgeBody {
             Self::Relay(relay) => Pin::new(relay).poll_frame(context),
             Self::Held(held) => Pin::new(held).poll_frame(context),
             Self::Translated(body) => Pin::new(body).poll_frame(context),
+            Self::File(file) => {
+                file.poll_piece(context).map(|piece| piece.map(|piece| piece.map(Frame::data).map_err(|error| unreadable(&error))))
+            }
             // A gRPC body always ends in a status, so this error never occurs.
             Self::Grpc(body) => Pin::new(body)
                 .poll_frame(context)
@@ -69,6 +75,7 @@ impl Body for EdgeBody {
             Self::Held(held) => held.is_end_stream(),
             Self::Translated(body) => body.is_end_stream(),
             Self::Grpc(body) => body.is_end_stream(),
+            Self::File(file) => file.left() == 0,
         }
     }
 
@@ -77,8 +84,14 @@ impl Body for EdgeBody {
             Self::Local(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64),
             Self::Relay(_) | Self::Held(_) | Self::Translated(_) => SizeHint::default(),
             Self::Grpc(body) => body.size_hint(),
+            Self::File(file) => SizeHint::with_exact(file.left()),
         }
     }
+}
+
+/// The end of a body whose file cannot be read any more.
+fn unreadable(error: &std::io::Error) -> StreamFault {
+    StreamFault { fault: Fault::Protocol, message: format!("the file cannot be read: {error}") }
 }
 
 pub(super) fn json(status: StatusCode, body: impl Into<Bytes>) -> Response<EdgeBody> {

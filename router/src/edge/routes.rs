@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::api_docs;
 use super::awaited_answer::{Awaited, held_reply};
+use super::batch_routes::is_batch_route;
 use super::chat_fallback::ChatFallback;
 use super::framing::FramingFlaw;
 use super::head_checks::check_head;
@@ -12,7 +13,7 @@ use super::ollama;
 use super::reply::{self, EdgeBody};
 use crate::access_log::AccessEntry;
 use crate::dispatch::{Answer, Refusal};
-use crate::inbound::{Edge, Explanation, PageAccess, Prepared, Rejection, allow_preflight, headers, is_preflight};
+use crate::inbound::{Edge, Explanation, InboundRequest, PageAccess, Prepared, Rejection, allow_preflight, headers, is_preflight};
 use crate::keys::{self, Caller, Unauthenticated};
 use crate::outcome::RefusalReason;
 use hostler_api::{Route, ServedBy};
@@ -114,6 +115,7 @@ impl Edge {
             (&Method::GET, _) if local_replies::is_public(path) => self.answer_public(route),
             (&Method::POST, Route::Ping) => self.answer_public(route),
             (&Method::GET, Route::Load) => self.report_load(),
+            _ if is_batch_route(route) => Box::pin(self.answer_batch_api(route, request, caller, entry)).await,
             _ if route.served_by() == ServedBy::Operators => reply::operators_only(),
             _ if ollama::is_ollama_path(path) => Box::pin(self.answer_ollama(request, caller, entry)).await,
             _ if is_proxied(path) => self.proxy(request, caller, entry).await,
@@ -170,10 +172,19 @@ impl Edge {
     }
 
     async fn proxy(self: &Arc<Self>, request: Box<Request<Incoming>>, caller: &Caller, entry: &AccessEntry) -> Response<EdgeBody> {
-        let inbound = match self.read_request(request, caller, entry).await {
-            Ok(inbound) => inbound,
-            Err(unread) => return reply::unread_body(&unread),
-        };
+        match self.read_request(request, caller, entry).await {
+            Ok(inbound) => self.answer_inbound(inbound, caller, entry).await,
+            Err(unread) => reply::unread_body(&unread),
+        }
+    }
+
+    /// Answers a request that was read, or that the router makes itself.
+    pub(super) async fn answer_inbound(
+        self: &Arc<Self>,
+        inbound: InboundRequest,
+        caller: &Caller,
+        entry: &AccessEntry,
+    ) -> Response<EdgeBody> {
         if let Some(route) = ChatFallback::from_request(&inbound.method, inbound.path.path())
             && self.may_lack_route(route.route()).await
         {

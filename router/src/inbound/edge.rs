@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use hostler_boot::Shutdown;
 use http::uri::PathAndQuery;
-use http::{HeaderMap, Request};
+use http::{HeaderMap, Method, Request};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
@@ -18,6 +18,7 @@ use super::request::{InboundRequest, Rejection};
 use super::share::queue_share;
 use crate::access_log::{AccessEntry, AccessLog};
 use crate::admission::{Admission, LimitExceeded};
+use crate::batches::Batches;
 use crate::bookings::Bookings;
 use crate::config::RouterConfig;
 use crate::dispatch::Dispatch;
@@ -47,6 +48,8 @@ pub(crate) struct Edge {
     pub dispatch: Arc<Dispatch>,
     pub health_watches: Arc<TenantPool>,
     pub bookings: Bookings,
+    /// The files and batches of OpenAI's Batch API; none where it is off.
+    pub batches: Option<Batches>,
     pub shutdown: Shutdown,
     pub succession: Succession,
 }
@@ -80,6 +83,22 @@ impl Edge {
             log_entry: log_entry.clone(),
             received_at,
         })
+    }
+
+    /// A request that the router makes for a caller.
+    ///
+    /// # Errors
+    /// If there is no memory for its body.
+    pub(crate) fn own_request(
+        &self,
+        path: &PathAndQuery,
+        headers: HeaderMap,
+        body: Bytes,
+        (caller, entry): (&Caller, &AccessEntry),
+    ) -> Result<InboundRequest, BodyReadError> {
+        let reservation = self.body_memory.reserve(queue_share(caller, &headers, None, body.len()))?;
+        let (path, caller, log_entry) = (path.clone(), caller.clone(), entry.clone());
+        Ok(InboundRequest { method: Method::POST, path, headers, body, reservation, caller, log_entry, received_at: Instant::now() })
     }
 
     /// Counts `bytes` of a request as memory of its caller until the last reference to them is

@@ -238,6 +238,18 @@ impl Keys {
         self.find_caller(presented_key(headers)?)
     }
 
+    /// Finds the caller with the key of this id, for work that it has left with the router. Without
+    /// keys everybody is that caller.
+    ///
+    /// # Errors
+    /// If the key is valid no more.
+    pub(crate) fn find_by_id(&self, id: &str) -> Result<Caller, Unauthenticated> {
+        match &self.0 {
+            None => Ok(Caller::anonymous(Arc::default())),
+            Some(kept) => kept.ring.load().find_by_id(id, SystemTime::now()).cloned(),
+        }
+    }
+
     /// Finds the caller with this key; none without keys.
     fn find_caller(&self, key: &str) -> Result<Caller, Unauthenticated> {
         let kept = self.0.as_ref().ok_or(Unauthenticated::Unknown)?;

@@ -19,6 +19,16 @@ struct KeyRingEntry {
     entry: KeyEntry,
 }
 
+impl KeyRingEntry {
+    fn check(&self, now: SystemTime) -> Result<&Caller, Unauthenticated> {
+        match self.entry.status(now) {
+            KeyStatus::Valid => Ok(&self.caller),
+            KeyStatus::Expired => Err(Unauthenticated::Expired(self.caller.key.clone())),
+            KeyStatus::Revoked => Err(Unauthenticated::Revoked(self.caller.key.clone())),
+        }
+    }
+}
+
 impl KeyRing {
     pub(super) fn new(entries: Vec<KeyEntry>) -> Self {
         // Caches outlive keys, so ended keys count.
@@ -42,17 +52,19 @@ impl KeyRing {
         self.0.is_empty()
     }
 
+    /// The caller with the key of this id, for what that caller has begun.
+    pub(super) fn find_by_id(&self, id: &str, now: SystemTime) -> Result<&Caller, Unauthenticated> {
+        let known = self.0.get(id).ok_or(Unauthenticated::Unknown)?;
+        known.check(now)
+    }
+
     /// The caller with this key. Ids are public: the time taken may show whether an id exists, but
     /// not how much of a secret is right.
     pub(super) fn find(&self, text: &str, now: SystemTime) -> Result<&Caller, Unauthenticated> {
         let secret: Secret = text.parse().map_err(|_| Unauthenticated::Unknown)?;
         let known = self.0.get(secret.id()).filter(|known| known.digest.matches(&secret.digest())).ok_or(Unauthenticated::Unknown)?;
         // Only a caller that has the whole key learns its status.
-        match known.entry.status(now) {
-            KeyStatus::Valid => Ok(&known.caller),
-            KeyStatus::Expired => Err(Unauthenticated::Expired(known.caller.key.clone())),
-            KeyStatus::Revoked => Err(Unauthenticated::Revoked(known.caller.key.clone())),
-        }
+        known.check(now)
     }
 
     pub(super) fn count_valid(&self, now: SystemTime) -> usize {

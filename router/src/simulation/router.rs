@@ -91,6 +91,7 @@ impl RunningRouter {
         });
         let edge = Arc::new(Edge {
             bookings: Bookings::start(dispatch.queue.clone(), &state.tasks),
+            batches: None,
             shutdown: state.serving.clone(),
             succession: state.succession.clone(),
             access_log: AccessLog::default(),

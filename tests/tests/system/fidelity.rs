@@ -249,7 +249,8 @@ async fn an_engines_operator_paths_are_not_reachable() {
 
 #[tokio::test(start_paused = true)]
 async fn every_route_listed_by_the_edge_exists() {
-    let fleet = Fleet::start(Setup::agents(1)).await;
+    let folder = tempfile::tempdir().unwrap();
+    let fleet = Fleet::start(Setup::agents(1).router(|router| router.batches_dir = folder.path().to_owned())).await;
     let edge = fleet.edge();
     let document = edge.get("/openapi.json").await.json();
     assert_eq!(document["security"], json!([]));

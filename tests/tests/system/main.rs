@@ -7,6 +7,7 @@ mod access;
 mod admission;
 mod attach;
 mod batch;
+mod batches;
 mod bench;
 mod billing;
 mod bodies;

@@ -66,7 +66,7 @@ fn a_wrong_request_line_is_refused_with_the_reason() {
 fn a_body_is_limited_to_what_the_router_accepts() {
     let body = |bytes: usize| format!("{{\"a\":\"{}\"}}", "x".repeat(bytes - 8));
     assert!(parse(line("body", &body(MAX_BODY_BYTES)).as_bytes()).is_ok());
-    assert_eq!(refused(&line("body", &body(MAX_BODY_BYTES + 1))), LineError::BodyTooLong);
+    assert_eq!(refused(&line("body", &body(MAX_BODY_BYTES + 1))), LineError::BodyTooLong(MAX_BODY_BYTES));
 }
 
 proptest! {

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use http::{HeaderMap, StatusCode, header};
 
+use crate::output_line::{Answer, Outcome, error_message, is_aborted, is_unknown_model};
+
 /// How often a request is sent if the target answers with a failure.
 ///
 /// Another engine may answer it, but a request that fails everywhere would be tried until its
@@ -20,9 +22,70 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// A fleet that is back is busy again within this time.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
+/// Attempts of one request so far.
+#[derive(Debug, Default)]
+pub struct Attempts {
+    made: u32,
+    server_errors: u32,
+}
+
+/// What follows from an attempt.
+#[derive(Debug)]
+pub enum Judgement {
+    Ended(Outcome),
+    /// The target refused the key, with these words.
+    KeyRefused(String),
+    /// The request is sent again after the pause, because of the reason.
+    Again {
+        pause: Duration,
+        reason: String,
+    },
+}
+
+impl Attempts {
+    /// Attempts that were made.
+    #[must_use]
+    pub fn made(&self) -> u32 {
+        self.made
+    }
+
+    /// Judges an answer, or the words for its absence.
+    ///
+    /// `has_served` says whether the request's model has served before: it is away if it is
+    /// unknown now, while a model that never did may be misspelled. `chance` is from 0 to 1.
+    pub fn judge(&mut self, answer: Result<Answer, String>, has_served: bool, chance: f64) -> Judgement {
+        self.made += 1;
+        let answer = match answer {
+            Ok(answer) => answer,
+            Err(reason) => return Judgement::Again { pause: pause(self.made, None, chance), reason },
+        };
+        let is_aborted = is_aborted(&answer);
+        self.server_errors += u32::from(is_aborted || answer.status.is_server_error());
+        let retry_after = match judge(answer.status, is_aborted, self.server_errors) {
+            Verdict::Final if has_served && is_unknown_model(&answer) => None,
+            Verdict::Final if is_aborted => return Judgement::Ended(aborted()),
+            Verdict::Final => return Judgement::Ended(Outcome::Answered(answer)),
+            Verdict::KeyRefused => return Judgement::KeyRefused(error_message(&answer.body)),
+            Verdict::Retry => retry_after(&answer.headers),
+        };
+        Judgement::Again { pause: pause(self.made, retry_after, chance), reason: describe(&answer, is_aborted) }
+    }
+}
+
+fn aborted() -> Outcome {
+    Outcome::Failed { code: "answer_aborted", message: "engines gave the answer up again and again before its end".to_owned() }
+}
+
+fn describe(answer: &Answer, is_aborted: bool) -> String {
+    if is_aborted {
+        return "an engine gave the answer up before its end".to_owned();
+    }
+    format!("{}: {}", answer.status, error_message(&answer.body))
+}
+
 /// Consequence of an answer for its request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Verdict {
+enum Verdict {
     /// The answer holds.
     Final,
     /// The target cannot answer now.
@@ -35,7 +98,7 @@ pub(crate) enum Verdict {
 ///
 /// Its engine may have given it up although the status says 200. `server_errors` counts such
 /// answers and errors of servers, including this one.
-pub(crate) fn judge(status: StatusCode, is_aborted: bool, server_errors: u32) -> Verdict {
+fn judge(status: StatusCode, is_aborted: bool, server_errors: u32) -> Verdict {
     match status.as_u16() {
         401 => Verdict::KeyRefused,
         408 | 429 | 502..=504 => Verdict::Retry,
@@ -48,7 +111,7 @@ pub(crate) fn judge(status: StatusCode, is_aborted: bool, server_errors: u32) ->
 ///
 /// `attempts` have been made. `chance` is from 0 to 1, and prevents requests that failed together
 /// from coming together.
-pub(crate) fn pause(attempts: u32, retry_after: Option<Duration>, chance: f64) -> Duration {
+fn pause(attempts: u32, retry_after: Option<Duration>, chance: f64) -> Duration {
     match retry_after {
         Some(time) => time.max(FIRST_PAUSE).mul_f64(1.0 + chance / 2.0),
         None => FIRST_PAUSE.saturating_mul(1 << attempts.saturating_sub(1).min(10)).min(LONGEST_PAUSE).mul_f64(0.5 + chance / 2.0),
@@ -56,7 +119,7 @@ pub(crate) fn pause(attempts: u32, retry_after: Option<Duration>, chance: f64) -
 }
 
 /// When the target wants to be asked again, in whole seconds; a date is ignored.
-pub(crate) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     // More than a day exceeds any request's wait, and could overflow.
     let seconds: u32 = headers.get(header::RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
     Some(Duration::from_secs(seconds.min(86_400).into()))

@@ -4,9 +4,9 @@ use serde_json::{Value, json};
 
 use super::*;
 
-fn answer(status: u16, body: &str) -> WholeAnswer {
+fn answer(status: u16, body: &str) -> Answer {
     let headers = HeaderMap::from_iter([(http::HeaderName::from_static("x-hostler-id"), "0a".parse().unwrap())]);
-    WholeAnswer { status: StatusCode::from_u16(status).unwrap(), headers, body: Bytes::copy_from_slice(body.as_bytes()) }
+    Answer { status: StatusCode::from_u16(status).unwrap(), headers, body: Bytes::copy_from_slice(body.as_bytes()) }
 }
 
 fn written(status: u16, body: &str) -> (OutputLine, Value) {

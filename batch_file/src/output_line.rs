@@ -1,7 +1,6 @@
 //! One line of the output, in the format of OpenAI's batches: the outcome of a request. Pure.
 
 use bytes::Bytes;
-use hostler_bench::WholeAnswer;
 use http::{HeaderMap, StatusCode};
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
@@ -9,10 +8,18 @@ use serde_json::value::{RawValue, to_raw_value};
 /// Headers in which a target names its answer: Hostler's, for `hostler explain`, and others'.
 const ID_HEADERS: [&str; 2] = ["x-hostler-id", "x-request-id"];
 
+/// An answer that is whole.
+#[derive(Debug)]
+pub struct Answer {
+    pub status: StatusCode,
+    pub headers: HeaderMap,
+    pub body: Bytes,
+}
+
 /// How a request ended.
 #[derive(Debug)]
-pub(crate) enum Outcome {
-    Answered(WholeAnswer),
+pub enum Outcome {
+    Answered(Answer),
     /// There is no answer, and no further attempt will be made.
     Failed {
         code: &'static str,
@@ -22,11 +29,11 @@ pub(crate) enum Outcome {
 
 /// A line, and its counts.
 #[derive(Debug)]
-pub(crate) struct OutputLine {
-    pub(crate) json: Vec<u8>,
-    pub(crate) is_failed: bool,
+pub struct OutputLine {
+    pub json: Vec<u8>,
+    pub is_failed: bool,
     /// Number of generated tokens.
-    pub(crate) tokens: u64,
+    pub tokens: u64,
 }
 
 #[derive(Serialize)]
@@ -71,10 +78,11 @@ struct UsagePeek {
 }
 
 /// Writes the line of a request. `id` identifies it within the batch.
-pub(crate) fn write(id: &str, custom_id: &str, outcome: Outcome) -> OutputLine {
+#[must_use]
+pub fn write(id: &str, custom_id: &str, outcome: Outcome) -> OutputLine {
     let (response, error, tokens) = match outcome {
         Outcome::Failed { code, message } => (None, Some(WrittenError { code, message }), 0),
-        Outcome::Answered(WholeAnswer { status, headers, body }) => {
+        Outcome::Answered(Answer { status, headers, body }) => {
             let tokens = peek(&body).usage.map_or(0, |usage| usage.completion_tokens.or(usage.output_tokens).unwrap_or(0));
             match to_json(&body) {
                 Some(body) => {
@@ -95,7 +103,7 @@ pub(crate) fn write(id: &str, custom_id: &str, outcome: Outcome) -> OutputLine {
 }
 
 /// Whether an engine gave an answer up. It does so with status 200 if it is stopped or breaks.
-pub(crate) fn is_aborted(answer: &WholeAnswer) -> bool {
+pub(crate) fn is_aborted(answer: &Answer) -> bool {
     answer.status.is_success()
         && peek(&answer.body).choices.iter().any(|choice| matches!(choice.finish_reason.as_deref(), Some("abort" | "error")))
 }
@@ -104,13 +112,14 @@ pub(crate) fn is_aborted(answer: &WholeAnswer) -> bool {
 ///
 /// It may know the model later: the jobs of its replicas may be over, and the next ones on their
 /// way.
-pub(crate) fn is_unknown_model(answer: &WholeAnswer) -> bool {
+pub(crate) fn is_unknown_model(answer: &Answer) -> bool {
     let message = error_message(&answer.body);
     answer.status == StatusCode::NOT_FOUND && message.starts_with("The model ") && message.contains("does not exist")
 }
 
 /// Sentence of an error, or the beginning of a body that is none.
-pub(crate) fn error_message(body: &[u8]) -> String {
+#[must_use]
+pub fn error_message(body: &[u8]) -> String {
     #[derive(Deserialize)]
     struct Body {
         error: Inner,

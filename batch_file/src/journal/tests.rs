@@ -6,12 +6,13 @@ use proptest::prelude::*;
 use tempfile::TempDir;
 
 use super::*;
+use crate::InputBounds;
 
 fn input(folder: &Path, requests: usize) -> Input {
     let path = folder.join(format!("in{requests}"));
     let line = |id| format!("{{\"custom_id\":\"{id}\",\"method\":\"POST\",\"url\":\"/v1/x\",\"body\":{{}}}}\n");
     fs::write(&path, (0..requests).map(line).collect::<String>()).unwrap();
-    Input::check(&path).unwrap()
+    Input::check(&path, &InputBounds::default()).unwrap()
 }
 
 fn place() -> (TempDir, PathBuf) {
@@ -76,14 +77,32 @@ fn a_line_zeroed_by_a_host_crash_ends_the_journal() {
 }
 
 #[test]
+fn answers_of_one_kind_are_written_apart() {
+    let (folder, output) = place();
+    let mut journal = Journal::open(&Journal::path_for(&output), &input(folder.path(), 3)).unwrap();
+    for (number, is_failed) in [(2, false), (1, true), (0, false)] {
+        journal.append(number, format!("{number}").as_bytes(), is_failed).unwrap();
+    }
+    for (wanted, expected) in [(false, "0\n2\n"), (true, "1\n")] {
+        let mut text = Vec::new();
+        let write = |line: &[u8]| {
+            text.extend_from_slice(line);
+            Ok::<_, FileError>(())
+        };
+        journal.write_answers(|is_failed| is_failed == wanted, write).unwrap();
+        assert_eq!(text, expected.as_bytes());
+    }
+}
+
+#[test]
 fn a_journal_belongs_to_one_input_and_spares_other_files() {
     let (folder, output) = place();
     let path = Journal::path_for(&output);
     drop(Journal::open(&path, &input(folder.path(), 3)).unwrap());
-    assert!(matches!(Journal::open(&path, &input(folder.path(), 4)), Err(BatchError::OtherInput(_))));
+    assert!(matches!(Journal::open(&path, &input(folder.path(), 4)), Err(FileError::OtherInput(_))));
     for text in ["something\n", "something", "{\"format\":\"other\"}\n"] {
         fs::write(&path, text).unwrap();
-        assert!(matches!(Journal::open(&path, &input(folder.path(), 3)), Err(BatchError::NoJournal(_))), "{text}");
+        assert!(matches!(Journal::open(&path, &input(folder.path(), 3)), Err(FileError::NoJournal(_))), "{text}");
         assert_eq!(fs::read_to_string(&path).unwrap(), text);
     }
 }
@@ -93,7 +112,7 @@ fn a_journal_is_open_in_one_process_at_a_time() {
     let (folder, output) = place();
     let (input, path) = (input(folder.path(), 1), Journal::path_for(&output));
     let journal = Journal::open(&path, &input).unwrap();
-    assert!(matches!(Journal::open(&path, &input), Err(BatchError::InUse(_))));
+    assert!(matches!(Journal::open(&path, &input), Err(FileError::InUse(_))));
     drop(journal);
     assert!(Journal::open(&path, &input).is_ok());
 }

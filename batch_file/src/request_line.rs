@@ -8,24 +8,27 @@ use serde_json::value::RawValue;
 use thiserror::Error;
 
 /// Longest body, equal to the router's default.
-pub(crate) const MAX_BODY_BYTES: usize = 64 << 20;
+pub const MAX_BODY_BYTES: usize = 64 << 20;
+
+/// Most characters of a text of the input that an error repeats.
+const MAX_QUOTED_CHARS: usize = 200;
 
 /// A request. Its body is sent unchanged.
 #[derive(Debug)]
-pub(crate) struct RequestLine<'a> {
-    pub(crate) custom_id: Cow<'a, str>,
+pub struct RequestLine<'a> {
+    pub custom_id: Cow<'a, str>,
     /// Path of the URL after `/v1`, with a slash before it.
-    pub(crate) route: String,
-    pub(crate) body: &'a str,
+    pub route: String,
+    pub body: &'a str,
     /// Model of the request; empty if its body names none.
-    pub(crate) model: Cow<'a, str>,
+    pub model: Cow<'a, str>,
     /// Whether the body sets a priority.
-    pub(crate) has_priority: bool,
+    pub has_priority: bool,
 }
 
 /// Why a line is not a request.
 #[derive(Debug, PartialEq, Eq, Error)]
-pub(crate) enum LineError {
+pub enum LineError {
     #[error("it is no JSON object ({0}); a line holds one request and no line breaks")]
     NotJson(String),
     #[error("it has no {0}: a request has custom_id, method, url and body")]
@@ -36,12 +39,46 @@ pub(crate) enum LineError {
     Method(String),
     #[error("its url is {0}: write the path of an API, such as /v1/chat/completions")]
     Url(String),
+    #[error("its url is {url}: the batch is for {endpoint}")]
+    OtherUrl { url: String, endpoint: String },
     #[error("its body cannot be read ({0}): write the JSON object that the API takes")]
     Body(String),
-    #[error("its body has more than 64 MiB: send images and audio in more requests, or by URL")]
-    BodyTooLong,
+    #[error("its body has more than {} MiB: send images and audio in more requests, or by URL", .0 >> 20)]
+    BodyTooLong(usize),
     #[error("its body asks for a stream: leave out \"stream\", a batch keeps whole answers")]
     Stream,
+}
+
+impl LineError {
+    /// The problem in a word, as OpenAI's API has it where it has one.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::NotJson(_) => "invalid_json_line",
+            Self::Missing(_) => "missing_required_parameter",
+            Self::EmptyId => "invalid_custom_id",
+            Self::Method(_) => "invalid_method",
+            Self::Url(_) => "invalid_url",
+            Self::OtherUrl { .. } => "mismatched_endpoint",
+            Self::Body(_) => "invalid_body",
+            Self::BodyTooLong(_) => "body_too_long",
+            Self::Stream => "stream_not_supported",
+        }
+    }
+
+    /// The part of the line that is wrong.
+    #[must_use]
+    pub fn param(&self) -> Option<&'static str> {
+        match self {
+            Self::NotJson(_) => None,
+            Self::Missing(part) => Some(part),
+            Self::EmptyId => Some("custom_id"),
+            Self::Method(_) => Some("method"),
+            Self::Url(_) | Self::OtherUrl { .. } => Some("url"),
+            Self::Body(_) | Self::BodyTooLong(_) => Some("body"),
+            Self::Stream => Some("body.stream"),
+        }
+    }
 }
 
 #[derive(Deserialize)]
@@ -63,7 +100,10 @@ struct BodyPeek<'a> {
 }
 
 /// Parses a line of the input.
-pub(crate) fn parse(line: &[u8]) -> Result<RequestLine<'_>, LineError> {
+///
+/// # Errors
+/// When the line is not a request that can be sent.
+pub fn parse(line: &[u8]) -> Result<RequestLine<'_>, LineError> {
     let line = str::from_utf8(line).map_err(|_| LineError::NotJson("it is not UTF-8".to_owned()))?;
     // A list would be parsed as the fields of an object in their order.
     if !line.trim_start().starts_with('{') {
@@ -76,13 +116,13 @@ pub(crate) fn parse(line: &[u8]) -> Result<RequestLine<'_>, LineError> {
     }
     let method = written.method.ok_or(LineError::Missing("method"))?;
     if method != "POST" {
-        return Err(LineError::Method(method));
+        return Err(LineError::Method(cut(&method)));
     }
     let url = written.url.ok_or(LineError::Missing("url"))?;
-    let route = url.strip_prefix("/v1").filter(|route| is_route(route)).map(str::to_owned).ok_or(LineError::Url(url))?;
+    let route = url.strip_prefix("/v1").filter(|route| is_route(route)).map(str::to_owned).ok_or_else(|| LineError::Url(cut(&url)))?;
     let body = written.body.ok_or(LineError::Missing("body"))?.get();
     if body.len() > MAX_BODY_BYTES {
-        return Err(LineError::BodyTooLong);
+        return Err(LineError::BodyTooLong(MAX_BODY_BYTES));
     }
     if !body.starts_with('{') {
         return Err(LineError::Body("it is no object".to_owned()));
@@ -102,11 +142,17 @@ fn is_route(route: &str) -> bool {
     path.bytes().all(is_plain) && path.split('/').all(|segment| !matches!(segment, "" | "." | ".."))
 }
 
+/// The beginning of a text that an error repeats: a line may be one long text.
+pub(crate) fn cut(text: &str) -> String {
+    text.chars().take(MAX_QUOTED_CHARS).collect()
+}
+
 /// Describes an error of the parser, without the number of the line, which is always the first.
 fn describe(error: &serde_json::Error) -> String {
     let text = error.to_string();
+    // The parser repeats a value of the wrong type.
     let what = text.rsplit_once(" at line ").map_or(text.as_str(), |(what, _)| what);
-    format!("{what} at column {}", error.column())
+    format!("{} at column {}", cut(what), error.column())
 }
 
 #[cfg(test)]

@@ -5,14 +5,14 @@
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::error::BatchError;
+use crate::error::FileError;
 use crate::input::Input;
 
 const FORMAT: &str = "hostler-batch";
@@ -50,7 +50,7 @@ struct JournaledAnswer {
 }
 
 #[derive(Debug)]
-pub(crate) struct Journal {
+pub struct Journal {
     path: PathBuf,
     file: File,
     /// Answers by the number of the request.
@@ -64,7 +64,8 @@ pub(crate) struct Journal {
 
 impl Journal {
     /// Path of this output's journal.
-    pub(crate) fn path_for(output: &Path) -> PathBuf {
+    #[must_use]
+    pub fn path_for(output: &Path) -> PathBuf {
         beside(output, ".partial")
     }
 
@@ -72,22 +73,22 @@ impl Journal {
     ///
     /// # Errors
     /// When another process has the journal, or it belongs to another input.
-    pub(crate) fn open(path: &Path, input: &Input) -> Result<Self, BatchError> {
-        let unusable = |source| BatchError::File { verb: "write", path: path.to_owned(), source };
-        let file = OpenOptions::new().read(true).append(true).create(true).open(path).map_err(unusable)?;
+    pub fn open(path: &Path, input: &Input) -> Result<Self, FileError> {
+        let unusable = |source| FileError::File { verb: "write", path: path.to_owned(), source };
+        let file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(path).map_err(unusable)?;
         let has_lock = match file.try_lock() {
             Ok(()) => true,
-            Err(TryLockError::WouldBlock) => return Err(BatchError::InUse(path.to_owned())),
+            Err(TryLockError::WouldBlock) => return Err(FileError::InUse(path.to_owned())),
             // Lustre without the mount option `flock` has no locks.
             Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => false,
-            Err(TryLockError::Error(source)) => return Err(BatchError::File { verb: "lock", path: path.to_owned(), source }),
+            Err(TryLockError::Error(source)) => return Err(FileError::File { verb: "lock", path: path.to_owned(), source }),
         };
         // The process that had the lock before may have finished and removed the file meanwhile.
         let opened = file.metadata().map_err(unusable)?;
         if !fs::metadata(path).is_ok_and(|named| (named.dev(), named.ino()) == (opened.dev(), opened.ino())) {
-            return Err(BatchError::InUse(path.to_owned()));
+            return Err(FileError::InUse(path.to_owned()));
         }
-        let answers = vec![None; input.len()];
+        let answers = vec![None; input.requests()];
         let path = path.to_owned();
         let mut journal = Self { path, file, answers, answered: 0, failed: 0, end: 0, synced: Instant::now(), has_lock };
         journal.read(input)?;
@@ -95,9 +96,13 @@ impl Journal {
     }
 
     /// Reads the complete lines and cuts off the rest.
-    fn read(&mut self, input: &Input) -> Result<(), BatchError> {
-        let expected =
-            JournalHeader { format: FORMAT.to_owned(), version: VERSION, input: format!("{:032x}", input.digest()), requests: input.len() };
+    fn read(&mut self, input: &Input) -> Result<(), FileError> {
+        let expected = JournalHeader {
+            format: FORMAT.to_owned(),
+            version: VERSION,
+            input: format!("{:032x}", input.digest()),
+            requests: input.requests(),
+        };
         let mut reader = BufReader::with_capacity(1 << 20, self.file.try_clone().map_err(|source| self.unreadable(source))?);
         let mut line = Vec::new();
         let mut end = (&mut reader).take(MAX_LINE_BYTES).read_until(b'\n', &mut line).map_err(|source| self.unreadable(source))? as u64;
@@ -106,7 +111,7 @@ impl Journal {
             // somebody else.
             let header = to_line(&expected);
             if !header.starts_with(&line) {
-                return Err(BatchError::NoJournal(self.path.clone()));
+                return Err(FileError::NoJournal(self.path.clone()));
             }
             self.file.set_len(0).and_then(|()| self.file.write_all(&header)).map_err(|source| self.unwritable(source))?;
             self.end = header.len() as u64;
@@ -114,8 +119,8 @@ impl Journal {
         }
         match serde_json::from_slice::<JournalHeader>(&line) {
             Ok(header) if header == expected => {}
-            Ok(header) if header.format == FORMAT => return Err(BatchError::OtherInput(self.path.clone())),
-            _ => return Err(BatchError::NoJournal(self.path.clone())),
+            Ok(header) if header.format == FORMAT => return Err(FileError::OtherInput(self.path.clone())),
+            _ => return Err(FileError::NoJournal(self.path.clone())),
         }
         loop {
             line.clear();
@@ -132,9 +137,13 @@ impl Journal {
     ///
     /// # Errors
     /// When the answer cannot be written.
-    pub(crate) fn append(&mut self, number: usize, answer: &[u8], is_failed: bool) -> Result<(), BatchError> {
+    pub fn append(&mut self, number: usize, answer: &[u8], is_failed: bool) -> Result<(), FileError> {
         let line = write_entry(&Entry { number, is_failed, answer });
-        self.file.write_all(&line).map_err(|source| self.unwritable(source))?;
+        if let Err(source) = self.file.write_all(&line) {
+            // Part of the line may be there, and lines after it would not be read.
+            let _ = self.file.set_len(self.end);
+            return Err(self.unwritable(source));
+        }
         self.count(&Entry { number, is_failed, answer }, self.end);
         self.end += line.len() as u64;
         if self.synced.elapsed() >= SYNC_INTERVAL {
@@ -147,7 +156,7 @@ impl Journal {
     ///
     /// # Errors
     /// When they cannot be written.
-    pub(crate) fn sync(&mut self) -> Result<(), BatchError> {
+    pub fn sync(&mut self) -> Result<(), FileError> {
         self.synced = Instant::now();
         self.file.sync_data().map_err(|source| self.unwritable(source))
     }
@@ -165,34 +174,61 @@ impl Journal {
         self.failed += usize::from(entry.is_failed);
     }
 
-    pub(crate) fn has(&self, number: usize) -> bool {
+    #[must_use]
+    pub fn has(&self, number: usize) -> bool {
         self.answers[number].is_some()
     }
 
     /// Whether a request was answered with a status of 2xx.
-    pub(crate) fn has_succeeded(&self, number: usize) -> bool {
+    #[must_use]
+    pub fn has_succeeded(&self, number: usize) -> bool {
         self.answers[number].is_some_and(|answer| !answer.is_failed)
     }
 
-    pub(crate) fn answered(&self) -> usize {
+    #[must_use]
+    pub fn answered(&self) -> usize {
         self.answered
     }
 
-    pub(crate) fn failed(&self) -> usize {
+    #[must_use]
+    pub fn failed(&self) -> usize {
         self.failed
     }
 
-    pub(crate) fn is_complete(&self) -> bool {
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
         self.answered == self.answers.len()
     }
 
     /// Whether another process is kept out.
-    pub(crate) fn has_lock(&self) -> bool {
+    #[must_use]
+    pub fn has_lock(&self) -> bool {
         self.has_lock
     }
 
-    pub(crate) fn path(&self) -> &Path {
+    #[must_use]
+    pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Gives the lines of some answers, in the order of the input. `is_wanted` gets whether the
+    /// request failed.
+    ///
+    /// # Errors
+    /// When a line cannot be read, and those of `write`.
+    pub fn write_answers<E: From<FileError>>(
+        &self,
+        is_wanted: impl Fn(bool) -> bool,
+        mut write: impl FnMut(&[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut line = Vec::new();
+        for answer in self.answers.iter().flatten().filter(|answer| is_wanted(answer.is_failed)) {
+            line.resize(answer.length as usize, 0);
+            self.file.read_exact_at(&mut line, answer.offset).map_err(|source| self.unreadable(source))?;
+            line.push(b'\n');
+            write(&line)?;
+        }
+        Ok(())
     }
 
     /// Writes all answers in the order of the input.
@@ -201,17 +237,11 @@ impl Journal {
     ///
     /// # Errors
     /// When the output cannot be written; the journal is kept.
-    pub(crate) fn finish(self, output: &Path) -> Result<(), BatchError> {
-        let unwritable = |source| BatchError::File { verb: "write", path: output.to_owned(), source };
+    pub fn finish(self, output: &Path) -> Result<(), FileError> {
+        let unwritable = |source| FileError::File { verb: "write", path: output.to_owned(), source };
         let whole = beside(output, ".whole");
         let mut writer = BufWriter::with_capacity(1 << 20, File::create(&whole).map_err(unwritable)?);
-        let mut line = Vec::new();
-        for answer in self.answers.iter().flatten() {
-            line.resize(answer.length as usize, 0);
-            self.file.read_exact_at(&mut line, answer.offset).map_err(|source| self.unreadable(source))?;
-            line.push(b'\n');
-            writer.write_all(&line).map_err(unwritable)?;
-        }
+        self.write_answers(|_| true, |line| writer.write_all(line).map_err(unwritable))?;
         let file = writer.into_inner().map_err(|error| unwritable(error.into_error()))?;
         file.sync_all().and_then(|()| fs::rename(&whole, output)).map_err(unwritable)?;
         let folder = output.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -223,16 +253,16 @@ impl Journal {
     ///
     /// # Errors
     /// When the file cannot be removed.
-    pub(crate) fn remove(self) -> Result<(), BatchError> {
-        fs::remove_file(&self.path).map_err(|source| BatchError::File { verb: "remove", path: self.path.clone(), source })
+    pub fn remove(self) -> Result<(), FileError> {
+        fs::remove_file(&self.path).map_err(|source| FileError::File { verb: "remove", path: self.path.clone(), source })
     }
 
-    fn unreadable(&self, source: io::Error) -> BatchError {
-        BatchError::File { verb: "read", path: self.path.clone(), source }
+    fn unreadable(&self, source: io::Error) -> FileError {
+        FileError::File { verb: "read", path: self.path.clone(), source }
     }
 
-    fn unwritable(&self, source: io::Error) -> BatchError {
-        BatchError::File { verb: "write", path: self.path.clone(), source }
+    fn unwritable(&self, source: io::Error) -> FileError {
+        FileError::File { verb: "write", path: self.path.clone(), source }
     }
 }
 
