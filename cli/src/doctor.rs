@@ -211,6 +211,9 @@ async fn find_obstacle(scheduler: Scheduler, cluster: &ClusterConfig, folder: &F
         walltime: SHORT_WALLTIME,
         engine_args: Vec::new(),
         nodes_per_replica: 1,
+        queue: String::new(),
+        account: String::new(),
+        resources: String::new(),
         asked: 0,
     };
     let program = JobProgram { program: Path::new("hostler"), config: None };

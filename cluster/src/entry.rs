@@ -33,6 +33,10 @@ pub struct FleetEntry {
     pub walltime: Duration,
     /// Arguments for every engine, after the agent's own.
     pub engine_args: Vec<String>,
+    /// Queue, account and resources of its jobs; each empty for that of the cluster's settings.
+    pub queue: String,
+    pub account: String,
+    pub resources: String,
     /// When somebody last asked for the entry, in milliseconds since 1970. A later value restarts
     /// an entry that was given up.
     pub asked: u64,
@@ -96,6 +100,12 @@ struct EntryTable {
     idle_after: Option<Duration>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     engine_args: Vec<String>,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    queue: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    account: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    resources: String,
     #[serde(default)]
     asked: u64,
 }
@@ -175,9 +185,9 @@ impl TryFrom<EntryTable> for FleetEntry {
             (None, Some(min), Some(max), idle_after) => FleetSize::Elastic { min, max, idle_after: idle_after.unwrap_or(IDLE_AFTER) },
             (None, ..) => return Err(EntryError::NoSize(table.name)),
         };
-        let EntryTable { name, model, nodes_per_replica, walltime, engine_args, asked, .. } = table;
+        let EntryTable { name, model, nodes_per_replica, walltime, engine_args, queue, account, resources, asked, .. } = table;
         let size = size.of_nodes(&name, nodes_per_replica)?;
-        let entry = Self { name, model, size, nodes_per_replica, walltime, engine_args, asked };
+        let entry = Self { name, model, size, nodes_per_replica, walltime, engine_args, queue, account, resources, asked };
         entry.check()?;
         Ok(entry)
     }
@@ -189,10 +199,10 @@ impl From<FleetEntry> for EntryTable {
             FleetSize::Fixed(nodes) => (Some(nodes), None, None, None),
             FleetSize::Elastic { min, max, idle_after } => (None, Some(min), Some(max), Some(idle_after)),
         };
-        let FleetEntry { name, model, nodes_per_replica, walltime, engine_args, asked, .. } = entry;
+        let FleetEntry { name, model, nodes_per_replica, walltime, engine_args, queue, account, resources, asked, .. } = entry;
         let in_nodes = |jobs: Option<u32>| jobs.map(|jobs| jobs.saturating_mul(nodes_per_replica));
         let (nodes, min, max) = (in_nodes(nodes), in_nodes(min), in_nodes(max));
-        Self { name, model, nodes, min, max, nodes_per_replica, walltime, idle_after, engine_args, asked }
+        Self { name, model, nodes, min, max, nodes_per_replica, walltime, idle_after, engine_args, queue, account, resources, asked }
     }
 }
 

@@ -74,6 +74,9 @@ mod tests {
             walltime,
             engine_args: Vec::new(),
             nodes_per_replica: 1,
+            queue: String::new(),
+            account: String::new(),
+            resources: String::new(),
             asked: 0,
         }
     }

@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use hostler_cluster::FleetEntry;
 use hostler_scheduler::{NoScheduler, Scheduler, UnknownScheduler};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -136,6 +137,18 @@ impl ClusterConfig {
                 }
                 Ok(())
             }
+        }
+    }
+
+    /// These settings with the queue, account and resources that an entry has for itself.
+    #[must_use]
+    pub fn for_entry(&self, entry: &FleetEntry) -> Self {
+        let own = |given: &String, configured: &String| if given.is_empty() { configured.clone() } else { given.clone() };
+        Self {
+            queue: own(&entry.queue, &self.queue),
+            account: own(&entry.account, &self.account),
+            resources: own(&entry.resources, &self.resources),
+            ..self.clone()
         }
     }
 

@@ -50,6 +50,9 @@ mod tests {
             walltime: Duration::from_secs(3600),
             engine_args: engine_args.iter().map(|argument| (*argument).to_owned()).collect(),
             nodes_per_replica: 1,
+            queue: String::new(),
+            account: String::new(),
+            resources: String::new(),
             asked: 0,
         };
         let settings = |args: &[&str], queue: &str| JobSettings {

@@ -464,6 +464,9 @@ fn removed_entry(name: String) -> FleetEntry {
         walltime: Duration::ZERO,
         engine_args: Vec::new(),
         nodes_per_replica: 1,
+        queue: String::new(),
+        account: String::new(),
+        resources: String::new(),
         asked: 0,
     }
 }

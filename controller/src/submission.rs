@@ -55,19 +55,20 @@ pub fn build_submission(
     folder: &FleetFolder,
     agent: &JobProgram<'_>,
 ) -> Submission {
+    let config = config.for_entry(entry);
     Submission {
         name: folder.job_name(&entry.name),
         parts,
         hosts: entry.nodes_per_replica,
         walltime: entry.walltime,
-        account: config.account.clone(),
-        queue: config.queue.clone(),
-        resources: config.resources.clone(),
+        account: config.account,
+        queue: config.queue,
+        resources: config.resources,
         after: None,
-        options: config.options.clone(),
+        options: config.options,
         log_dir: folder.job_logs(),
         script_dir: folder.scripts(&entry.name),
-        setup: config.setup.clone(),
+        setup: config.setup,
         program: command_line(entry, folder, agent),
         drain_lead: if entry.walltime < SHORTEST_WITH_LEAD { Duration::ZERO } else { DRAIN_LEAD },
     }

@@ -61,6 +61,8 @@ def test_a_model_is_brought_up_used_scaled_and_ended(login: LoginNode):
     assert login.state.exists(), "whether jobs can use it is tried"
     shown = login.succeed("up", "org/chat", "--nodes", "2", "--walltime", "0:10:00", "--dry-run")
     assert shown.startswith("install -D -m 600 " if login.kind == "pbs" else "sbatch "), shown
+    other = login.succeed("up", "org/chat", "--nodes", "1", "--walltime", "0:10:00", "--queue", "other-queue", "--dry-run")
+    assert "other-queue" in other and "other-queue" not in shown, other
     assert login.name("chat") in shown and "00:10:00" in shown and "agent --config" in shown and SECRET in shown, shown
     assert not login.jobs() and not login.processes(), "it has started something"
 

@@ -52,6 +52,15 @@ pub(crate) struct UpArgs {
     /// MODEL.
     #[arg(long, value_name = "NAME", requires = "size", hide_short_help = true, help_heading = CLUSTER)]
     name: Option<String>,
+    /// Queue of its jobs, or Slurm's partition, instead of `cluster.queue`.
+    #[arg(long, value_name = "QUEUE", requires = "size", hide_short_help = true, help_heading = CLUSTER)]
+    queue: Option<String>,
+    /// Account that is charged for its jobs, instead of `cluster.account`.
+    #[arg(long, value_name = "ACCOUNT", requires = "size", hide_short_help = true, help_heading = CLUSTER)]
+    account: Option<String>,
+    /// What each of its nodes has, instead of `cluster.resources`.
+    #[arg(long, value_name = "RESOURCES", requires = "size", hide_short_help = true, help_heading = CLUSTER)]
+    resources: Option<String>,
     /// Print what would be submitted, and start nothing.
     #[arg(long, requires = "size", hide_short_help = true, help_heading = CLUSTER)]
     dry_run: bool,
@@ -180,6 +189,9 @@ impl UpArgs {
             walltime: self.walltime.context("--walltime says how long a job may run")?,
             engine_args: self.engine.extra.clone(),
             nodes_per_replica,
+            queue: self.queue.clone().unwrap_or_default(),
+            account: self.account.clone().unwrap_or_default(),
+            resources: self.resources.clone().unwrap_or_default(),
             asked: milliseconds_since_1970(),
         };
         entry.check()?;
@@ -195,7 +207,7 @@ pub(crate) async fn up(args: &UpArgs, given: &CommandFlags<'_>, settings: &Setti
     let entry = args.entry(&agent.model, agent.nodes_per_replica.max(1))?;
     let fleet = if args.dry_run { Fleet::peek(file)? } else { Fleet::open(file)? };
     let scheduler = fleet.config.find_scheduler()?;
-    fleet.config.check_one_node(scheduler)?;
+    fleet.config.for_entry(&entry).check_one_node(scheduler)?;
     fleet.check_scheduler().await?;
     if args.dry_run {
         return show_submission(&fleet, scheduler, &entry);

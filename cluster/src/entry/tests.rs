@@ -18,7 +18,9 @@ fn an_entry_is_read_and_written_in_either_form() {
     assert_eq!(elastic.size, FleetSize::Elastic { min: 0, max: 4, idle_after: Duration::from_secs(600) });
     let spread = read("nodes = 4\nnodes_per_replica = 2").unwrap();
     assert_eq!((spread.size, spread.nodes_per_replica), (FleetSize::Fixed(2), 2), "two jobs of two nodes");
-    for entry in [fixed, elastic, spread] {
+    let placed = read("nodes = 1\nqueue = \"preemptable\"\naccount = \"climate\"\nresources = \"1:ngpus=8\"").unwrap();
+    assert_eq!((placed.queue.as_str(), placed.account.as_str(), placed.resources.as_str()), ("preemptable", "climate", "1:ngpus=8"));
+    for entry in [fixed, elastic, spread, placed] {
         assert_eq!(toml::from_str::<FleetEntry>(&toml::to_string(&entry).unwrap()).unwrap(), entry);
     }
 }

@@ -18,6 +18,9 @@ pub(crate) fn entry(size: hostler_cluster::FleetSize) -> FleetEntry {
         walltime: Duration::from_secs(7200),
         engine_args: Vec::new(),
         nodes_per_replica: 1,
+        queue: String::new(),
+        account: String::new(),
+        resources: String::new(),
         asked: 0,
     }
 }

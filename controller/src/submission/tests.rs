@@ -6,6 +6,9 @@ use super::*;
 fn entry(walltime: u64, engine_args: &[&str]) -> FleetEntry {
     FleetEntry {
         nodes_per_replica: 1,
+        queue: String::new(),
+        account: String::new(),
+        resources: String::new(),
         asked: 0,
         name: "qwen3-8b".into(),
         model: "Qwen/Qwen3-8B".into(),
@@ -90,4 +93,14 @@ fn the_controllers_job_has_its_own_options_and_name() {
     qsub -f -N NAME -r y -j oe -o /home/anna/fleet/jobs/ -l 'walltime=24:00:00' -A climate -W 'depend=afterany:12.head' -q small -- /bin/bash -l /home/anna/fleet/controller/DIGEST.sh
     ");
     assert!(!submission.name.starts_with("hostler-"), "{}", submission.name);
+}
+
+#[test]
+fn an_entrys_own_queue_account_and_resources_come_before_the_sites() {
+    let own = FleetEntry { queue: "preemptable".into(), resources: "1:ngpus=8".into(), ..entry(3600, &[]) };
+    let shown = rendered(Scheduler::Pbs, &own, 1, &site("1:ngpus=4", &[]));
+    assert!(shown.contains("-q preemptable") && shown.contains("-A climate") && shown.contains("select=1:ngpus=8"), "{shown}");
+    assert!(!shown.contains("debug") && !shown.contains("ngpus=4"), "{shown}");
+    let charged = FleetEntry { account: "ocean".into(), ..entry(3600, &[]) };
+    assert!(rendered(Scheduler::Slurm, &charged, 1, &site("", &[])).contains("ocean"));
 }

@@ -11,6 +11,9 @@ fn entry(name: &str, model: &str) -> FleetEntry {
         size: FleetSize::Fixed(1),
         walltime: Duration::from_secs(3600),
         nodes_per_replica: 1,
+        queue: String::new(),
+        account: String::new(),
+        resources: String::new(),
         asked: 0,
         engine_args: Vec::new(),
     }

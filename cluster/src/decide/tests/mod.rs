@@ -45,6 +45,9 @@ impl Scene {
             walltime: Duration::from_secs(12 * HOUR),
             engine_args: Vec::new(),
             nodes_per_replica: 1,
+            queue: String::new(),
+            account: String::new(),
+            resources: String::new(),
             asked: 0,
         };
         Self { entry, memory: Memory::default(), jobs: Vec::new(), demand: Demand::default(), now: 1_000_000, form: 0, skew: 0 }
