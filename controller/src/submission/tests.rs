@@ -96,7 +96,7 @@ fn the_controllers_job_has_its_own_options_and_name() {
 }
 
 #[test]
-fn an_entrys_own_queue_account_and_resources_come_before_the_sites() {
+fn the_queue_account_and_resources_of_an_entry_come_before_the_sites() {
     let own = FleetEntry { queue: "preemptable".into(), resources: "1:ngpus=8".into(), ..entry(3600, &[]) };
     let shown = rendered(Scheduler::Pbs, &own, 1, &site("1:ngpus=4", &[]));
     assert!(shown.contains("-q preemptable") && shown.contains("-A climate") && shown.contains("select=1:ngpus=8"), "{shown}");
