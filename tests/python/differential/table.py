@@ -482,7 +482,7 @@ BAD += [
         ("GET", "/V1/models", 404),
         ("GET", "//v1/nothing", 404),
         ("GET", "/v1/images/generations", 404),
-        ("GET", "/v1/files", 404),
+        ("GET", "/v1/assistants", 404),
         ("POST", f"{CHAT}/", 307),
         ("GET", "/v1/models/", 307),
         ("GET", "/health/", 307),
