@@ -3,13 +3,11 @@
 
 use std::time::{Duration, SystemTime};
 
+use hostler_api::given_model_names;
 use hostler_cluster::{Demand, FleetEntry, Memory, NodeState, Observation, ObservedJob};
 use hostler_proto::agent::v1::Phase;
 use hostler_proto::fleet::v1::{ListResponse, ModelDemand, Node, Replica};
 use hostler_scheduler::{ScheduledJob, is_same_job};
-
-/// Engine flag that sets other names for a model.
-const NAMES_FLAG: &str = "--served-model-name";
 
 /// Knowledge of an entry after a step.
 pub(crate) struct EntryView<'a> {
@@ -49,21 +47,8 @@ impl EntryView<'_> {
 /// An entry without its own arguments uses those of the settings.
 pub(crate) fn model_names(entry: &FleetEntry, configured: &[String]) -> Vec<String> {
     let arguments = if entry.engine_args.is_empty() { configured } else { &entry.engine_args };
-    let mut names = Vec::new();
-    let mut follows = false;
-    for argument in arguments {
-        let (flag, value) = argument.split_once('=').map_or((argument.as_str(), None), |(flag, value)| (flag, Some(value)));
-        if flag.replace('_', "-") == NAMES_FLAG {
-            names.clear();
-            follows = value.is_none();
-            names.extend(value.map(str::to_owned));
-        } else if argument.starts_with('-') {
-            follows = false;
-        } else if follows {
-            names.push(argument.clone());
-        }
-    }
-    if names.is_empty() { vec![entry.model.clone()] } else { names }
+    let given = given_model_names(arguments).filter(|names| !names.is_empty());
+    given.unwrap_or_else(|| vec![&entry.model]).into_iter().map(str::to_owned).collect()
 }
 
 /// Input of `decide`.

@@ -13,8 +13,7 @@ pub struct ModelCard {
 impl ModelCard {
     /// The card of a model before an engine has described it.
     pub(crate) fn announced(id: String) -> Self {
-        let card = serde_json::json!({"id": id, "object": "model", "created": 0, "owned_by": "hostler"});
-        Self { id, raw: card.to_string().into() }
+        Self { raw: hostler_api::announced_card(&id).into(), id }
     }
 
     /// Longest context that the engine takes, as the card says it.

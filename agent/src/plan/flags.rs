@@ -4,12 +4,14 @@
 //! A flag unknown to the release is not given: it would cost an engine thirteen seconds and its
 //! life.
 
+use hostler_api::NAMES_FLAG;
+
 use super::setup::EnginePlanSetup;
 use super::standby::{MemoryPart, StandbyMemory};
 use crate::config::Profile;
 use crate::gpu::Gpu;
 use crate::vllm::arguments::EngineArguments;
-use crate::vllm::flag::{EXECUTOR_FLAG, FlagChoice, FlagOrigin, NAMES_FLAG, SCALE_OUT_FLAG};
+use crate::vllm::flag::{EXECUTOR_FLAG, FlagChoice, FlagOrigin, SCALE_OUT_FLAG};
 use crate::vllm::parsers::{ModelParsers, REASONING_PARSER_FLAG, TOOL_PARSER_FLAG};
 use crate::vllm::releases::{
     ASYNC_AUTO_SINCE, ASYNC_SINCE, ASYNC_STAGES_SINCE, PERFORMANCE_MODE_SINCE, QUEUE_LIMIT_SINCE, SCALE_OUT_SINCE, SHUTDOWN_TIMEOUT_SINCE,

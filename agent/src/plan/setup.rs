@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use hostler_api::path_alias;
+use hostler_api::{NAMES_FLAG, path_alias};
 
 use super::model::{ModelFacts, ModelInfo};
 use crate::config::{AgentConfig, Profile};
@@ -14,7 +14,6 @@ use crate::host::EngineProgram;
 use crate::sizes::{GIB, scaled};
 use crate::vllm::arguments::EngineArguments;
 use crate::vllm::arguments::{expand_config_file, value_of};
-use crate::vllm::flag::NAMES_FLAG;
 use crate::vllm::parsers::ModelParsers;
 use crate::vllm::releases::{GRAPHS_COUNTED_SINCE, LARGE_STEPS_SINCE, WINDOWS_WITH_EVENTS_SINCE};
 use crate::vllm::version::VllmVersion;

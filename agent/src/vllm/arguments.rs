@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use super::flag::NAMES_FLAG;
+use hostler_api::given_model_names;
 
 /// Flags with a value that only an engine with an HTTP server takes.
 const SERVER_FLAGS: [&str; 1] = ["--api-server-count"];
@@ -29,13 +29,7 @@ pub fn model_names(model: &str, arguments: &[String]) -> Vec<String> {
     if is_given(&arguments, "--lora-modules") {
         return Vec::new();
     }
-    let names: Vec<&str> = match arguments.iter().rposition(|argument| is_flag(argument, NAMES_FLAG)) {
-        None => vec![model],
-        Some(at) => match arguments[at].split_once('=') {
-            Some((_, name)) => vec![name],
-            None => arguments[at + 1..].iter().map(String::as_str).take_while(|word| !word.starts_with("--")).collect(),
-        },
-    };
+    let names = given_model_names(&arguments).unwrap_or_else(|| vec![model]);
     // A list in the file is not read.
     let is_known = names.iter().all(|name| !name.is_empty() && !name.starts_with('['));
     if is_known { names.into_iter().map(str::to_owned).collect() } else { Vec::new() }

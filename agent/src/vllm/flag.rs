@@ -10,8 +10,8 @@ pub(crate) const EXECUTOR_FLAG: &str = "--distributed-executor-backend";
 /// use those that render prompts.
 pub(crate) const SCALE_OUT_FLAG: &str = "--enable-scale-out";
 
-/// The routes of [`SCALE_OUT_FLAG`] in vLLM 0.32, each with all below it, but for one that no router
-/// passes on.
+/// The routes of [`SCALE_OUT_FLAG`] in vLLM 0.32, each with all below it, but for one that no
+/// router passes on.
 pub(crate) const SCALE_OUT_ROUTES: [&str; 7] = [
     Route::ChatRender.path(),
     Route::CompletionRender.path(),
@@ -21,9 +21,6 @@ pub(crate) const SCALE_OUT_ROUTES: [&str; 7] = [
     "/v1/chat/completions/derender",
     "/v1/completions/derender",
 ];
-
-/// Flag for the names of the model. Answers have the first one.
-pub(crate) const NAMES_FLAG: &str = "--served-model-name";
 
 /// Origin of a flag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

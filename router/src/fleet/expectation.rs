@@ -40,9 +40,8 @@ pub(crate) struct Expectations {
 impl Expectation {
     #[must_use]
     pub(crate) fn new(name: &str, expected_at: Option<Instant>, reason: Arc<str>) -> Self {
-        // No engine has reported when the model was created.
-        let card = serde_json::json!({"id": name, "object": "model", "created": 0, "owned_by": "hostler"});
-        Self { model: Model::new(name.to_owned(), card.to_string().into()), expected_at, reason, last_miss: Arc::default() }
+        let card = hostler_api::announced_card(name);
+        Self { model: Model::new(name.to_owned(), card.into()), expected_at, reason, last_miss: Arc::default() }
     }
 
     /// A model whose time has passed may come at any moment.
