@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use hostler_batch_file::{Input, InputBounds, Journal, OutputLine, RequestLine, parse_request, write_output};
+use hostler_batch_file::{Input, InputBounds, Journal, OutputLine, PRIORITY, RequestLine, parse_request, write_output};
 use hostler_bench::{Call, Client, Target};
 use hostler_boot::Shutdown;
 use http::{HeaderName, HeaderValue, Method};
@@ -20,9 +20,6 @@ use crate::args::BatchArgs;
 use crate::error::BatchError;
 use crate::progress::{Progress, ProgressWriter};
 use crate::sender::{Sender, Sent, TimeLimits, Waiting};
-
-/// Priority of requests that set none. Interactive requests, which have 0, go first.
-const PRIORITY: i32 = 100;
 
 /// Most bytes of lines whose requests are in flight, unless a single one has more.
 ///

@@ -2,7 +2,8 @@
 //!
 //! The input is checked whole before anything is sent. The `drive` gets each request answered by a
 //! `sender`. The journal keeps each answer at once, so that a killed batch can continue. At the end
-//! its answers become the output, in the order of the input. The crate `batch_file` has these files.
+//! its answers become the output, in the order of the input. The crate `batch_file` has these
+//! files.
 
 mod args;
 mod drive;

@@ -18,3 +18,6 @@ pub use journal::Journal;
 pub use output_line::{Answer, Outcome, OutputLine, error_message, write as write_output};
 pub use request_line::{LineError, MAX_BODY_BYTES, RequestLine, parse as parse_request};
 pub use retry::{Attempts, Judgement};
+
+/// Priority of requests that set none. Interactive requests, which have 0, go first.
+pub const PRIORITY: i32 = 100;

@@ -136,7 +136,10 @@ impl AdminEndpoint {
                     describe_absence(folder.as_ref())?
                 )
             }
-            _ => single_socket(sockets, &find_records().await).map(Self::Socket),
+            _ => {
+                let records = if sockets.len() > 1 { find_records().await } else { Vec::new() };
+                single_socket(sockets, &records).map(Self::Socket)
+            }
         }
     }
 }

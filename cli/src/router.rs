@@ -33,10 +33,9 @@ pub(crate) async fn router(settings: &Settings, args: &RouterArgs, adjust: Adjus
     {
         bail!("{} has this place; {NOT_UP}", up.describe());
     }
-    let bound = if args.takeover { Router::take_over(config).await } else { Router::bind(config).await };
+    let bound = if args.takeover { Router::take_over(config).await } else { Router::bind_replaceable(config).await };
     let router = match bound {
-        Ok(router) if args.takeover => router,
-        Ok(router) => router.offer_place().await,
+        Ok(router) => router,
         Err(error) => return Err(explain_conflict(error, NOT_UP).await),
     };
     let shutdown = Shutdown::new();

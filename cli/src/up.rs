@@ -120,10 +120,9 @@ pub(crate) async fn up(settings: Settings, adjust_router: AdjustRouter, voice: V
         place_beside(&mut agent_config, &engine, running, &fleets).await?;
     }
     let config = router_config.clone();
-    let bound = if predecessor.is_some() { Router::take_over(config).await } else { Router::bind(config).await };
+    let bound = if predecessor.is_some() { Router::take_over(config).await } else { Router::bind_replaceable(config).await };
     let router = match bound {
-        Ok(router) if predecessor.is_some() => router,
-        Ok(router) => router.offer_place().await,
+        Ok(router) => router,
         Err(error) => return Err(explain_conflict(error, if predecessor.is_some() { NOT_GIVEN } else { BESIDE }).await),
     };
     let record = UpRouter::of(&router, &key_file, &tls_dir, wants_token)?.context("its router has no socket for operators");

@@ -1,24 +1,22 @@
 //! `hostler usage`: requests, tokens and node-hours by day, key, tenant or model, of all that has
-//! served from this user's fleet and from this machine. It reads their files, so that nothing has to
-//! be up.
+//! served from this user's fleet and from this machine. It reads their files, so that nothing has
+//! to be up.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
 use anyhow::{Context, ensure};
 use clap::{Args, ValueEnum};
 use hostler_cluster::NodeTime;
 use hostler_controller::{FleetFolder, NodeUsage};
-use hostler_router::{TokenCounts, UsageRow, day_name, read_usage};
+use hostler_router::{TokenCounts, UsageRow, day_name, day_of, read_usage};
 use serde::Serialize;
 use serde_json::json;
 
 use crate::output::{Side, say, table};
 use crate::router::local_state;
 use crate::settings::{cluster_config, router_config};
-
-const SECONDS_OF_DAY: u64 = 24 * 60 * 60;
 
 #[derive(Debug, Args)]
 pub(crate) struct UsageArgs {
@@ -108,8 +106,7 @@ fn token_folders(fleet: Option<&FleetFolder>, file: Option<&Path>) -> anyhow::Re
 fn parse_since(text: &str) -> Result<String, String> {
     let days_ago = text.strip_suffix('d').and_then(|days| days.parse::<u64>().ok());
     if let Some(days) = days_ago {
-        let today = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() / SECONDS_OF_DAY;
-        return Ok(day_name(today.saturating_sub(days)));
+        return Ok(day_name(day_of(SystemTime::now()).saturating_sub(days)));
     }
     let is_day = text.len() == 10 && humantime::parse_rfc3339(&format!("{text}T00:00:00Z")).is_ok();
     if is_day { Ok(text.to_owned()) } else { Err("a day such as 2026-11-01 was expected, or a number of days such as 30d".to_owned()) }

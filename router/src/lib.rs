@@ -26,6 +26,7 @@ mod fan_out;
 mod findings;
 mod fleet;
 mod fleet_figures;
+mod folder_names;
 #[cfg(test)]
 mod growth;
 mod grpc;
@@ -98,7 +99,7 @@ use thread_pool::ThreadPool;
 pub use tls::TlsSetupError;
 use tls::{FleetAuthority, RouterTls};
 use token_ledger::TokenLedger;
-pub use token_ledger::{TokenCounts, UsageHolder, UsageRow, day_name, read_usage};
+pub use token_ledger::{TokenCounts, UsageHolder, UsageRow, day_name, day_of, read_usage};
 use traces::{TraceExport, Traces};
 
 /// How long connections to agents and operators may take to close.
@@ -249,6 +250,14 @@ impl Router {
         Self::open(config, false, |tls| tls.certify_host(names)).await
     }
 
+    /// Binds as `bind` does, and lets another router of this user take this one's place.
+    ///
+    /// # Errors
+    /// As for `bind`.
+    pub async fn bind_replaceable(config: RouterConfig) -> Result<Self, StartError> {
+        Ok(Self::open(config, false, |_| Ok(())).await?.offer_place().await)
+    }
+
     /// Binds as `bind` does, but another router of this user that has the place gives it up once
     /// this one runs and the agents are here. A further router may then take this one's place.
     ///
@@ -307,8 +316,7 @@ impl Router {
     }
 
     /// Lets another router of this user take this one's place.
-    #[must_use]
-    pub async fn offer_place(mut self) -> Self {
+    async fn offer_place(mut self) -> Self {
         let Some(path) = self.operators_socket().map(takeover::socket_path) else { return self };
         let socket = if self.successor.is_some() { PrivateSocket::bind_beside(&path).await } else { PrivateSocket::bind(&path).await };
         let warn = |error: &SocketError| tracing::warn!(%error, "no other router can take this one's place");

@@ -1,8 +1,8 @@
 //! Requests and tokens by day, key, tenant and model, as files that outlive the router.
 //!
-//! Each life of a router has a file of its own for each day, `DAY/tokens-LIFE.json`, and only adds to
-//! it. So the sum of all files is right whoever takes whose place, and whoever was killed: a killed
-//! router loses what ended within its last second. A day is one of UTC.
+//! Each life of a router has a file of its own for each day, `DAY/tokens-LIFE.json`, and only adds
+//! to it. So the sum of all files is right whoever takes whose place, and whoever was killed: a
+//! killed router loses what ended within its last second. A day is one of UTC.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Write};
@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
+use crate::folder_names::folder_names;
 use crate::sse::TokenUsage;
 
 /// How often changes are written: what a killed router loses.
@@ -195,7 +196,9 @@ fn write_rows(folder: &Path, life: &str, rows: &[UsageRow]) -> io::Result<()> {
     Ok(())
 }
 
-fn day_of(moment: SystemTime) -> u64 {
+/// The day of UTC in which this moment is, numbered since 1970.
+#[must_use]
+pub fn day_of(moment: SystemTime) -> u64 {
     moment.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() / SECONDS_OF_DAY
 }
 
@@ -213,8 +216,8 @@ pub fn day_name(day: u64) -> String {
 /// If a file cannot be read, or is damaged.
 pub fn read_usage(folder: &Path, since: &str) -> io::Result<BTreeMap<String, Vec<UsageRow>>> {
     let mut days: BTreeMap<String, Vec<UsageRow>> = BTreeMap::new();
-    for day in list(folder)?.into_iter().filter(|day| day.len() == 10 && day.as_str() >= since) {
-        for name in list(&folder.join(&day))? {
+    for day in folder_names(folder)?.into_iter().filter(|day| day.len() == 10 && day.as_str() >= since) {
+        for name in folder_names(&folder.join(&day))? {
             if name.starts_with("tokens-") && name.ends_with(".json") {
                 let path = folder.join(&day).join(name);
                 let rows = read_rows(&path).map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))?;
@@ -230,17 +233,6 @@ fn read_rows(path: &Path) -> io::Result<Vec<UsageRow>> {
         return Err(io::Error::new(ErrorKind::InvalidData, "it is too large for a file of usage"));
     }
     Ok(serde_json::from_slice(&fs::read(path)?)?)
-}
-
-/// Names in a folder, in order; none if there is no folder.
-fn list(folder: &Path) -> io::Result<Vec<String>> {
-    let entries = match fs::read_dir(folder) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-        entries => entries?,
-    };
-    let mut names = entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect::<io::Result<Vec<_>>>()?;
-    names.sort_unstable();
-    Ok(names)
 }
 
 #[cfg(test)]

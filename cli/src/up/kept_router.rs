@@ -70,8 +70,8 @@ async fn until_missed(place: &RouterPlace, socket: &Path) {
 /// A router at the same addresses; `None` if this process is to leave meanwhile.
 async fn take_back(config: &RouterConfig, shutdown: &Shutdown) -> Option<Router> {
     loop {
-        match Router::bind(config.clone()).await {
-            Ok(router) => return Some(router.offer_place().await),
+        match Router::bind_replaceable(config.clone()).await {
+            Ok(router) => return Some(router),
             Err(error) => tracing::warn!(%error, "the place of the router that has ended is not to be had yet"),
         }
         tokio::select! {

@@ -3,9 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use hostler_batch_file::{Answer, Attempts, Judgement, Outcome};
+use hostler_batch_file::{Answer, Attempts, Judgement, Outcome, PRIORITY};
 use http::HeaderMap;
-use http::header::{HeaderName, HeaderValue};
 use http::uri::PathAndQuery;
 use tokio::sync::Semaphore;
 use tokio::time::sleep;
@@ -14,12 +13,8 @@ use tokio_util::sync::CancellationToken;
 use crate::batches::{AnsweredRequest, BatchCaller, BatchRequest};
 use crate::edge::NoAnswer;
 use crate::inbound::Edge;
+use crate::inbound::headers::PRIORITY_HEADER;
 use crate::keys::Caller;
-
-/// Priority of requests that set none. Interactive requests, which have 0, go first.
-const PRIORITY: HeaderValue = HeaderValue::from_static("100");
-
-const PRIORITY_HEADER: HeaderName = HeaderName::from_static("x-hostler-priority");
 
 /// What all requests of a batch share.
 #[derive(Debug)]
@@ -104,7 +99,7 @@ impl Asking {
         }
         let mut headers = HeaderMap::new();
         if !request.has_priority {
-            headers.insert(PRIORITY_HEADER, PRIORITY);
+            headers.insert(PRIORITY_HEADER, PRIORITY.into());
         }
         let (head, body) = self.edge.ask(&self.path, headers, request.body.clone(), caller).await?.into_parts();
         Ok(Answer { status: head.status, headers: head.headers, body })

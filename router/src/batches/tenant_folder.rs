@@ -14,6 +14,7 @@ use super::error::{BatchesError, DiskResult};
 use super::object_id::{ObjectId, ObjectKind};
 use super::private_files::{make_folder, read_json, remove_folder, sync_folder};
 use super::records::{BatchRecord, FileRecord, KEPT_SECONDS};
+use crate::folder_names::folder_names;
 
 /// A folder that is being made or removed for this long was left by a router that has died. An
 /// upload takes an hour at most.
@@ -52,7 +53,7 @@ impl TenantFolder {
     /// The folders of all owners.
     pub(super) fn all(root: &Path) -> io::Result<Vec<Self>> {
         let is_name = |name: &str| name.len() == 32 && name.bytes().all(|byte| byte.is_ascii_hexdigit());
-        Ok(names(root)?.into_iter().filter(|name| is_name(name)).map(|name| Self(root.join(name))).collect())
+        Ok(folder_names(root)?.into_iter().filter(|name| is_name(name)).map(|name| Self(root.join(name))).collect())
     }
 
     pub(super) fn folder(&self, kind: ObjectKind) -> PathBuf {
@@ -98,7 +99,7 @@ impl TenantFolder {
     pub(super) fn ids(&self, kind: ObjectKind) -> Result<Vec<ObjectId>, BatchesError> {
         let folder = self.folder(kind);
         let mut ids: Vec<ObjectId> =
-            names(&folder).or_disk("read", &folder)?.iter().filter_map(|name| ObjectId::parse(kind, name)).collect();
+            folder_names(&folder).or_disk("read", &folder)?.iter().filter_map(|name| ObjectId::parse(kind, name)).collect();
         ids.sort_unstable();
         Ok(ids)
     }
@@ -183,7 +184,7 @@ impl TenantFolder {
         }
         for kind in [ObjectKind::File, ObjectKind::Batch] {
             let folder = self.folder(kind);
-            for name in names(&folder).or_disk("read", &folder)?.iter().filter(|name| name.starts_with('.')) {
+            for name in folder_names(&folder).or_disk("read", &folder)?.iter().filter(|name| name.starts_with('.')) {
                 let path = folder.join(name);
                 let changed = fs::metadata(&path).and_then(|found| found.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
                 if changed.elapsed().is_ok_and(|age| age > LEFTOVER_AGE) {
@@ -203,13 +204,4 @@ impl TenantFolder {
 /// When somebody has cancelled the batch with this folder, if anybody has.
 pub(super) fn cancel_time(place: &Path) -> Option<u64> {
     fs::read_to_string(place.join(CANCEL)).ok()?.trim().parse().ok()
-}
-
-/// The names in a folder; none if it does not exist.
-fn names(folder: &Path) -> io::Result<Vec<String>> {
-    match fs::read_dir(folder) {
-        Ok(entries) => entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect(),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(error) => Err(error),
-    }
 }

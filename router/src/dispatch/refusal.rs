@@ -171,9 +171,11 @@ impl Refusal {
         let all_known = !view.replicas.is_empty() && view.replicas.iter().all(|replica| !replica.state.models.is_empty());
         let expectation = view.expectation(model);
         let exists = |model: &&str| expectation.is_some() || view.replicas.iter().any(|replica| replica.serves(Some(model)));
-        let known: Vec<&str> = view.models().into_iter().map(|model| model.id.as_str()).collect();
-        if let Some(model) = model.filter(|model| all_known && !known.is_empty() && !exists(model)) {
-            return Refusal::UnknownModel { model: model.to_owned(), known: known.join(", ") };
+        if let Some(model) = model.filter(|model| all_known && !exists(model)) {
+            let known: Vec<&str> = view.models().into_iter().map(|model| model.id.as_str()).collect();
+            if !known.is_empty() {
+                return Refusal::UnknownModel { model: model.to_owned(), known: known.join(", ") };
+            }
         }
         if view.replicas.is_empty() && expectation.is_none() {
             let message = "no agent has attached yet: start `hostler agent --router HOST:PORT` on a node".into();

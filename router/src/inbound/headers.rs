@@ -22,7 +22,7 @@ const REASON_HEADER: HeaderName = HeaderName::from_static("x-hostler-reason");
 const BUFFERING_HEADER: HeaderName = HeaderName::from_static("x-accel-buffering");
 
 /// Request header: its priority in the queue, which overrides the body's `priority`.
-const PRIORITY_HEADER: HeaderName = HeaderName::from_static("x-hostler-priority");
+pub(crate) const PRIORITY_HEADER: HeaderName = HeaderName::from_static("x-hostler-priority");
 
 /// Priority header of vLLM, which prefers it to the body's `priority`.
 const VLLM_PRIORITY_HEADER: &str = "x-vllm-priority";
