@@ -1,6 +1,6 @@
 //! Compiles the `.proto` files in Rust, so that building needs no `protoc`. The messages of a fleet
-//! are JSON as well: what `hostler ps` and `explain` print with `--json`, and what the router's page
-//! reads.
+//! are JSON as well: what `hostler ps` and `explain` print with `--json`, and what the router's
+//! page reads.
 
 /// Messages that are written as JSON, by their fields' names.
 const JSON_MESSAGES: [&str; 28] = [

@@ -1,5 +1,5 @@
-//! How agents find other processes: a file into which such a process writes its address, and the name
-//! service.
+//! How agents find other processes: a file into which such a process writes its address, and the
+//! name service.
 
 use std::fs::OpenOptions;
 use std::io::{self, Read};

@@ -258,10 +258,10 @@ pub struct AgentConfig {
     #[schemars(with = "String")]
     pub router_timeout: Option<Duration>,
     /// What the agent does when none of its engines has ever been ready and each has failed to
-    /// start three times: `end`, with exit code 4, `retry`, or `auto`. That is `end` in a batch job,
-    /// so that it holds no GPU in vain, and in `hostler up`, so that who looks on learns why; and
-    /// everywhere after one start that could never succeed, as with a flag that the engine does not
-    /// have. Else it is `retry`.
+    /// start three times: `end`, with exit code 4, `retry`, or `auto`. That is `end` in a batch
+    /// job, so that it holds no GPU in vain, and in `hostler up`, so that who looks on learns why;
+    /// and everywhere after one start that could never succeed, as with a flag that the engine does
+    /// not have. Else it is `retry`.
     pub if_engines_fail: IfEnginesFail,
     /// How often a busy engine's load is read. A constant for users: only tests have other ones.
     #[serde(skip)]

@@ -1,5 +1,5 @@
-//! `hostler doctor`: finds what keeps a model from being served here: by batch jobs, on a login node
-//! or inside a job, or from this machine where no scheduler is.
+//! `hostler doctor`: finds what keeps a model from being served here: by batch jobs, on a login
+//! node or inside a job, or from this machine where no scheduler is.
 //!
 //! This module queries the host with deadlines; `findings` and `machine` interpret the answers.
 
@@ -98,8 +98,8 @@ pub(crate) async fn examine_host(settings: &Settings, model: Option<&str>) -> an
     Ok(findings)
 }
 
-/// Whether models are served from this machine alone: nothing says that jobs do, and something is up
-/// here or there is no scheduler.
+/// Whether models are served from this machine alone: nothing says that jobs do, and something is
+/// up here or there is no scheduler.
 fn is_one_machine(cluster: &ClusterConfig, is_up: bool) -> anyhow::Result<bool> {
     if !cluster.scheduler.is_empty() || hostler_agent::current_job_name().is_some() || has_jobs(FleetFolder::find(cluster)?.as_ref())? {
         return Ok(false);

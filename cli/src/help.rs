@@ -1,7 +1,7 @@
 //! What `-h` and `--help` show of the command line, and what a mistyped word is answered with.
 //!
-//! `-h` is a screen: what it is, an example, and what matters. `--help` has all. The tables below say
-//! what stands where; a test compares them with the command line.
+//! `-h` is a screen: what it is, an example, and what matters. `--help` has all. The tables below
+//! say what stands where; a test compares them with the command line.
 
 use std::ffi::OsString;
 

@@ -29,8 +29,8 @@ pub(crate) struct LogsArgs {
     /// Go on with the lines that the engine prints from now on, until Ctrl-C.
     #[arg(short, long)]
     follow: bool,
-    /// Only the lines of this node of a replica over several; 0 is its head, and `hostler ps --json`
-    /// shows the others.
+    /// Only the lines of this node of a replica over several; 0 is its head, and `hostler ps
+    /// --json` shows the others.
     #[arg(long, value_name = "N")]
     member: Option<u32>,
     #[command(flatten)]

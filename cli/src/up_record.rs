@@ -1,8 +1,8 @@
 //! What a running `hostler up` writes down for the other commands of its user: which process it is,
 //! what it serves, and how its router is reached.
 //!
-//! The file is in the user's own folder for state, which hosts may share. A reader believes a file of
-//! its own host while that very process runs and the router answers at its socket.
+//! The file is in the user's own folder for state, which hosts may share. A reader believes a file
+//! of its own host while that very process runs and the router answers at its socket.
 
 use std::fs::{self, DirBuilder};
 use std::io::{ErrorKind, Write};
@@ -34,8 +34,8 @@ const ROOM_BYTES: usize = 16 * 1024;
 pub(crate) struct UpRecord {
     host: String,
     pub(crate) pid: i32,
-    /// When the process began, in the kernel's ticks since the host's start. With the number it names
-    /// one process.
+    /// When the process began, in the kernel's ticks since the host's start. With the number it
+    /// names one process.
     started: u64,
     /// What it serves, as its command named it; empty for the simulated engine without a name.
     pub(crate) name: String,

@@ -111,8 +111,8 @@ impl NodeLedger {
 }
 
 impl NodeUse {
-    /// What the nodes of a job are used for that has started. `busy` is when a request was last seen
-    /// in flight there.
+    /// What the nodes of a job are used for that has started. `busy` is when a request was last
+    /// seen in flight there.
     pub(crate) fn of(job: &ObservedJob, busy: Option<SystemTime>, is_replaced: bool, now: SystemTime) -> Self {
         match (job.state, job.node) {
             (JobState::Running, NodeState::NotAttached) => Self::Starting,

@@ -99,8 +99,8 @@ fn judge(lasted: Duration, limits: StallLimits, holds: bool, testable: bool, act
 /// Time in which no request waits neither counts nor clears the stall: a hung engine does not move
 /// because its clients gave up.
 ///
-/// Time in which another node's part is out of reach does not count, and as much after it: TCP tries
-/// again after twice the time that a network was down.
+/// Time in which another node's part is out of reach does not count, and as much after it: TCP
+/// tries again after twice the time that a network was down.
 #[derive(Debug)]
 struct StallTimer {
     counters: WorkCounters,

@@ -23,7 +23,8 @@ impl Beats {
         Self { ticks, last: Instant::now() }
     }
 
-    /// Waits for the next beat. Returns for how long this program, or its clock, did not run before.
+    /// Waits for the next beat. Returns for how long this program, or its clock, did not run
+    /// before.
     ///
     /// Cancel safe.
     pub(crate) async fn next(&mut self) -> Duration {

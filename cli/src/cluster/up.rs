@@ -123,8 +123,8 @@ impl LocalArgs {
 }
 
 impl UpArgs {
-    /// Loads the settings, with the model named here, and starts logging, into this file if there is
-    /// one.
+    /// Loads the settings, with the model named here, and starts logging, into this file if there
+    /// is one.
     pub(crate) fn load(&self, given: &CommandFlags<'_>, file: Option<&Path>, log: Option<LogFile>) -> anyhow::Result<Settings> {
         let mut settings = given.read(file, Some(&self.engine))?;
         given.start_log(&settings, log)?;

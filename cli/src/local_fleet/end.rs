@@ -58,8 +58,8 @@ pub(crate) async fn down(names: &[String]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Checks the names, and finds what is up, once those processes that are to end and that a signal has
-/// suspended go on: only then can they leave.
+/// Checks the names, and finds what is up, once those processes that are to end and that a signal
+/// has suspended go on: only then can they leave.
 async fn find_resumed(names: &[String]) -> anyhow::Result<Vec<LocalFleet>> {
     let fleets = find_local_fleets().await;
     for name in names {

@@ -1,5 +1,5 @@
-//! `hostler wait` where no fleet of jobs is up: waits until what `hostler up` starts on this machine
-//! serves, for scripts.
+//! `hostler wait` where no fleet of jobs is up: waits until what `hostler up` starts on this
+//! machine serves, for scripts.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
-//! `hostler up --detach`: starts the same command in the background, waits until it serves, and leaves
-//! it there.
+//! `hostler up --detach`: starts the same command in the background, waits until it serves, and
+//! leaves it there.
 
 use std::ffi::OsString;
 use std::path::Path;

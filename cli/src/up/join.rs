@@ -1,5 +1,5 @@
-//! `hostler up` beside one that runs: which router is joined, and with which node and GPUs. Pure, but
-//! for `free_gpus`, which asks the driver.
+//! `hostler up` beside one that runs: which router is joined, and with which node and GPUs. Pure,
+//! but for `free_gpus`, which asks the driver.
 
 use std::collections::BTreeSet;
 
@@ -118,8 +118,8 @@ fn choose_free(gpus: &[Gpu], are_named: bool, fleets: &[LocalFleet]) -> anyhow::
     Ok(free)
 }
 
-/// UUIDs of the GPUs that one has: those of its replicas, and what it was given before its agent has
-/// come.
+/// UUIDs of the GPUs that one has: those of its replicas, and what it was given before its agent
+/// has come.
 fn gpus_of(fleet: &LocalFleet) -> impl Iterator<Item = &str> {
     let given = fleet.record.joined.iter().flat_map(|JoinedAgent { gpus, .. }| gpus).filter(|_| fleet.replicas.is_empty());
     let holding = fleet.replicas.iter().filter(|replica| replica.phase() != Phase::Stopped);

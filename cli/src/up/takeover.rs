@@ -2,8 +2,8 @@
 //! model.
 //!
 //! One with a router hands its sockets over (decision 21), and its agent serves the new router. It
-//! is told to leave when its own requests have ended and the new engines serve, or wait for its GPUs.
-//! So there is always an engine that requests go to or wait for.
+//! is told to leave when its own requests have ended and the new engines serve, or wait for its
+//! GPUs. So there is always an engine that requests go to or wait for.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -53,7 +53,8 @@ pub(super) fn find_predecessor<'a>(wish: &Wish<'_>, fleets: &'a [LocalFleet]) ->
     }
 }
 
-/// Sets the addresses of the running router where no setting says another one, and where it is found.
+/// Sets the addresses of the running router where no setting says another one, and where it is
+/// found.
 pub(super) fn take_addresses(settings: &Settings, config: &mut RouterConfig, running: &UpRouter) {
     let is_given = |key: &str, address: &str| settings.is_set("router", key) && port(address) != Some(0);
     let addresses = [
@@ -97,8 +98,8 @@ pub(super) async fn place_beside(
     Ok(())
 }
 
-/// Tells the predecessor to leave, once its own requests have ended and the engines of `node` serve;
-/// or are known to the router, where they wait for GPUs of the predecessor.
+/// Tells the predecessor to leave, once its own requests have ended and the engines of `node`
+/// serve; or are known to the router, where they wait for GPUs of the predecessor.
 ///
 /// # Errors
 /// When the router does not come to know them. The predecessor stays then.

@@ -1,5 +1,5 @@
-//! How `hostler up` speaks to a person at a terminal: a few lines that change, and its log in a file.
-//! Elsewhere it prints lines for scripts, and logs to standard error.
+//! How `hostler up` speaks to a person at a terminal: a few lines that change, and its log in a
+//! file. Elsewhere it prints lines for scripts, and logs to standard error.
 
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, stderr, stdout};
@@ -37,7 +37,8 @@ pub(crate) struct Voice {
 }
 
 impl Voice {
-    /// That of this command, and the file that its log goes to where a terminal shows something else.
+    /// That of this command, and the file that its log goes to where a terminal shows something
+    /// else.
     pub(crate) fn of_this_command(is_background: bool) -> (Self, Option<LogFile>) {
         let is_terminal = stderr().is_terminal() && !matches!(std::env::var("TERM").as_deref(), Err(_) | Ok("" | "dumb"));
         // A user without a home has the log on the terminal.
@@ -141,8 +142,8 @@ struct Screen {
     _echo: Option<QuietEcho>,
 }
 
-/// A terminal that shows no `^C` for Ctrl-C, until this is dropped: that would stand on a line of its
-/// own, and the one above it would stay.
+/// A terminal that shows no `^C` for Ctrl-C, until this is dropped: that would stand on a line of
+/// its own, and the one above it would stay.
 #[derive(Debug)]
 struct QuietEcho(Termios);
 

@@ -142,8 +142,8 @@ impl Watch {
         let within_an_hour = self.submissions.iter().map(|(_, parts)| parts).sum();
         self.figures.submissions += u64::from(parts);
         self.figures.most_submissions_an_hour = self.figures.most_submissions_an_hour.max(within_an_hour);
-        // A job for each node and half walltime, two at least, plus four in each quarter of an hour;
-        // an hour touches five of them.
+        // A job for each node and half walltime, two at least, plus four in each quarter of an
+        // hour; an hour touches five of them.
         let per_node = u32::try_from(HOUR / 2 / self.climate.walltime).unwrap_or(u32::MAX).max(2);
         assert!(within_an_hour <= 5 * (per_node * self.largest + 4), "{self}: {within_an_hour} jobs were submitted within an hour");
     }

@@ -86,8 +86,8 @@ impl BatchRun {
     /// Has the requests answered, until all are or the batch ends early. No conclusion: the router
     /// leaves.
     async fn answer_all(&self, open: OpenBatch) -> Result<(OpenBatch, Option<Conclusion>), BatchesError> {
-        // The router before this one may have had models that this one awaits: `hostler up` may serve
-        // another one meanwhile.
+        // The router before this one may have had models that this one awaits: `hostler up` may
+        // serve another one meanwhile.
         let served = std::iter::repeat_with(|| AtomicBool::new(open.is_resumed())).take(open.model_count());
         let asking = Arc::new(Asking {
             edge: self.edge.clone(),

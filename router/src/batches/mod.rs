@@ -100,8 +100,8 @@ struct BatchesShared {
 }
 
 impl Batches {
-    /// Opens the folder of the settings, if there is one that can be used. Without it a router still
-    /// has everything else. Blocks.
+    /// Opens the folder of the settings, if there is one that can be used. Without it a router
+    /// still has everything else. Blocks.
     pub(crate) fn open_if_set(config: &RouterConfig) -> Option<Self> {
         if config.batches_dir.as_os_str().is_empty() {
             return None;

@@ -114,7 +114,8 @@ impl OpenBatch {
         &self.record
     }
 
-    /// Checks the input, and reads the answers so far. A batch whose input is wrong has failed then.
+    /// Checks the input, and reads the answers so far. A batch whose input is wrong has failed
+    /// then.
     ///
     /// # Errors
     /// If the disk does not let it.

@@ -304,8 +304,8 @@ impl FleetWriter {
         true
     }
 
-    /// Ends an agent's connection, and forgets its node if the engines there were stopped. `false` if
-    /// another connection of that agent has taken its place.
+    /// Ends an agent's connection, and forgets its node if the engines there were stopped. `false`
+    /// if another connection of that agent has taken its place.
     fn detach(&mut self, attachment: u64) -> bool {
         let Some(attached) = self.nodes.values_mut().find(|attached| attached.attachment == attachment) else { return false };
         attached.node.is_attached = false;

@@ -50,8 +50,8 @@ pub(super) const KEEPER_TIMEOUT: Duration = STUCK_AFTER.saturating_add(Duration:
 /// Time in which a front-end ends its answers and reports what it knows, once a process behind it
 /// has ended.
 ///
-/// The front-end would live on for 5 s (vLLM 0.32 after kill -9 of its core), and the streams of its
-/// clients stand still meanwhile.
+/// The front-end would live on for 5 s (vLLM 0.32 after kill -9 of its core), and the streams of
+/// its clients stand still meanwhile.
 const FRONT_END_FAREWELL: Duration = Duration::from_millis(250);
 
 /// How long a crash waits for answers that the engine had sent before it exited: a request with an
