@@ -218,6 +218,12 @@ async fn until_both_have_ended(
     agent_shutdown: &Shutdown,
 ) -> anyhow::Result<()> {
     tokio::select! {
+        // A router whose place is taken ends as soon as the drain begins, and unasked it ends only
+        // without a drain. So the drain is looked at first.
+        biased;
+        () = shutdown.wait_drain() => {}
+        // The agent leaves before its batch job ends.
+        () = agent_shutdown.wait_drain() => shutdown.drain(),
         // An agent that ends unasked has an error to show.
         ended = &mut agent_task => {
             shutdown.stop();
@@ -230,9 +236,6 @@ async fn until_both_have_ended(
             agent_task.await??;
             return ended?;
         }
-        () = shutdown.wait_drain() => {}
-        // The agent leaves before its batch job ends.
-        () = agent_shutdown.wait_drain() => shutdown.drain(),
     }
     router_task.await??;
     agent_shutdown.drain();
@@ -391,5 +394,30 @@ fn apply_local_tls(settings: &Settings, router: &mut RouterConfig, agent: &mut A
     }
     if router.tls_dir.as_os_str().is_empty() && !settings.is_set("agent", "router") {
         agent.join_token_file.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_agent_whose_router_has_ended_already_drains_and_is_not_stopped() {
+        for _ in 0..32 {
+            let shutdown = Shutdown::new();
+            let agent_shutdown = shutdown.sibling();
+            shutdown.drain();
+            let router_task = tokio::spawn(async { Ok(()) });
+            let (drained, stopped) = (agent_shutdown.wait_drain(), agent_shutdown.wait_stop());
+            let agent_task = tokio::spawn(async move {
+                tokio::select! {
+                    biased;
+                    () = stopped => bail!("stopped"),
+                    () = drained => Ok(()),
+                }
+            });
+            tokio::task::yield_now().await;
+            until_both_have_ended(router_task, agent_task, &shutdown, &agent_shutdown).await.unwrap();
+        }
     }
 }
