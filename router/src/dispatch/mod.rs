@@ -58,6 +58,10 @@ const MAX_PREFILL_SECONDS: f64 = 600.0;
 /// How often a router in its startup grace looks for a replica.
 const STARTUP_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
+/// Time in which an agent's report comes. Agents send one 10 ms after a change; a busy machine takes
+/// longer.
+const REPORT_WAIT: Duration = Duration::from_millis(100);
+
 const ABORT_MESSAGE: &str = "the engine was stopped before the answer was complete";
 
 const END_MESSAGE: &str = "the engine ended the answer before it was complete";
@@ -153,7 +157,7 @@ impl Dispatch {
             let (replica, attempt) = self.attempt_with_failover(bound, context).await?;
             let end = attempt_end(&attempt, &replica, crash_watch);
             let step = attempts.policy.end_attempt(end);
-            if end == AttemptEnd::Full && self.learn_sequence_limit(&replica, prompt.sequences()) {
+            if end == AttemptEnd::Full && self.may_take_later(&replica, prompt.sequences(), attempts).await {
                 attempts.reopen(&replica);
             } else if step == NextStep::TryAgain && end != AttemptEnd::Failed {
                 self.fleet.view().avoid(&replica, Instant::now());
@@ -177,6 +181,21 @@ impl Dispatch {
             }
             crash_watch.end_trial();
         }
+    }
+
+    /// Whether an engine that has refused a request of so many sequences may take it later, because
+    /// others fill it.
+    ///
+    /// Another router may have sent those a moment ago, as while it gives its place to this one.
+    async fn may_take_later(&self, replica: &Replica, sequences: u32, attempts: &mut Attempts) -> bool {
+        if self.learn_sequence_limit(replica, sequences) {
+            return true;
+        }
+        let may_await = attempts.may_await_report();
+        if may_await {
+            sleep(REPORT_WAIT).await;
+        }
+        may_await
     }
 
     /// Learns how many sequences an engine takes at once, which has refused a request of this many.

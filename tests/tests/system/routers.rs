@@ -11,7 +11,7 @@ use hostler_proto::{PROTOCOL, TICKET_KEY};
 use tonic::metadata::MetadataValue;
 use tonic::{Code, Request, Streaming};
 
-use crate::harness::{CHAT, Fleet, Setup, attach, chat_stream, link, soon, until};
+use crate::harness::{CHAT, Fleet, Setup, attach, chat, chat_stream, link, soon, until};
 
 #[tokio::test(start_paused = true)]
 async fn two_routers_share_agents_and_see_each_others_requests() {
@@ -39,6 +39,22 @@ async fn two_routers_share_agents_and_see_each_others_requests() {
     }
     drop(opened);
     fleet.until_idle().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engine_that_another_router_has_just_filled_refuses_nothing() {
+    let fleet = Fleet::start(Setup::agents(1).engine("--max-num-seqs 1 --max-num-queued-reqs 1").routers(2)).await;
+    for _ in 0..20 {
+        // The first two fill the engine, and no report has said so yet.
+        let requests = [0, 0, 1, 1].map(|router| {
+            let edge = fleet.routers[router].edge();
+            async move { edge.post(CHAT, &chat(4)).await }
+        });
+        for answer in soon("all answers", futures_util::future::join_all(requests)).await {
+            assert_eq!(answer.status, 200, "{}", answer.text());
+        }
+        fleet.until_idle().await;
+    }
 }
 
 #[tokio::test(start_paused = true)]
