@@ -214,6 +214,7 @@ async fn find_obstacle(scheduler: Scheduler, cluster: &ClusterConfig, folder: &F
         queue: String::new(),
         account: String::new(),
         resources: String::new(),
+        budget: hostler_cluster::Budget::default(),
         asked: 0,
     };
     let program = JobProgram { program: Path::new("hostler"), config: None };

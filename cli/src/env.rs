@@ -11,7 +11,7 @@ use hostler_router::keys::{Secret, read_private};
 use rustix::process::{Pid, test_kill_process};
 use serde::{Deserialize, Serialize};
 
-use crate::fleet_state::{describe_absence, describe_shortfalls, has_jobs};
+use crate::fleet_state::{describe_absence, describe_entries, has_jobs};
 use crate::host_names::this_host;
 use crate::local_fleet::find_local_fleet;
 use crate::output::{complain, say};
@@ -98,7 +98,7 @@ pub(crate) async fn env(args: &EnvArgs, config: Option<&Path>) -> anyhow::Result
     });
     say_exports(args.shell, &access, bundle.transpose()?.as_ref(), variable);
     if let Some(folder) = FleetFolder::find(&cluster_config(config)?)? {
-        describe_shortfalls(&folder)?.iter().for_each(|line| complain(line));
+        describe_entries(&folder)?.iter().for_each(|line| complain(line));
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 //! serving node.
 
 use hostler_boot::socket::is_live;
-use hostler_cluster::FleetSize;
+use hostler_cluster::{BudgetLeft, FleetSize};
 use hostler_controller::{Endpoint, EntryStatus, FleetFolder, FolderError};
 
 use crate::host_names::this_host;
@@ -56,20 +56,33 @@ pub(crate) fn describe_absence(folder: Option<&FleetFolder>) -> Result<String, F
 /// Why an entry that lacks jobs submits none for a while, without how long.
 pub(crate) const LIMITED: &str = "all jobs that its size allows in a quarter of an hour are submitted";
 
-/// A line for each entry that has fewer nodes than it wants, or wants none.
+/// A line for each entry that has fewer nodes than it wants, or wants none, and one for each budget.
 ///
 /// # Errors
 /// When the folder cannot be read.
-pub(crate) fn describe_shortfalls(folder: &FleetFolder) -> Result<Vec<String>, FolderError> {
+pub(crate) fn describe_entries(folder: &FleetFolder) -> Result<Vec<String>, FolderError> {
     let Some(status) = folder.status()? else { return Ok(Vec::new()) };
     let desired = folder.entries()?;
     let size = |name: &str| desired.iter().find(|entry| entry.name == name).map(|entry| entry.size);
-    Ok(status.entries.iter().filter_map(|entry| describe_shortfall(entry, size(&entry.name))).collect())
+    let lines = |entry: &EntryStatus| [describe_shortfall(entry, size(&entry.name)), describe_budget(entry)];
+    Ok(status.entries.iter().flat_map(lines).flatten().collect())
+}
+
+/// What is left of an entry's budget.
+pub(crate) fn describe_budget(entry: &EntryStatus) -> Option<String> {
+    let left = entry.budget.as_ref()?;
+    let ends = match left.ends_in {
+        _ if left.is_over() => "; it has ended, and its nodes leave".to_owned(),
+        Some(ends) => format!("; ends in {}", time_in_words(ends.as_secs())),
+        None => String::new(),
+    };
+    Some(format!("{}: {}{ends}", entry.name, left.describe()))
 }
 
 fn describe_shortfall(entry: &EntryStatus, size: Option<FleetSize>) -> Option<String> {
     let EntryStatus { name, wanted, ready, jobs, failures, .. } = entry;
-    if ready >= wanted && *wanted > 0 {
+    let is_over = entry.budget.as_ref().is_some_and(BudgetLeft::is_over);
+    if is_over || ready >= wanted && *wanted > 0 {
         return None;
     }
     let cause = if entry.given_up {
@@ -113,6 +126,7 @@ mod tests {
             pause: None,
             given_up: false,
             limited: None,
+            budget: None,
             refusal: String::new(),
         }
     }

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use self::fleet_jobs::job_lines;
 pub(crate) use self::gpu_total::GpuTotal;
 use crate::admin::{AdminArgs, AdminClient, connect, list_fleet};
-use crate::fleet_state::describe_shortfalls;
+use crate::fleet_state::describe_entries;
 use crate::output::{Side, say, table, time_in_words};
 
 /// Output for a router without agents.
@@ -39,7 +39,7 @@ pub(crate) async fn ps(args: &PsArgs) -> anyhow::Result<()> {
         say(&serde_json::to_string_pretty(&fleet)?);
     } else {
         finding_lines(&listed.findings).iter().for_each(|line| say(line));
-        let shortfalls = folder.as_ref().map(describe_shortfalls).transpose()?.unwrap_or_default();
+        let shortfalls = folder.as_ref().map(describe_entries).transpose()?.unwrap_or_default();
         // The shortfalls of a fleet of jobs say why no agent has come.
         if !listed.nodes.is_empty() || shortfalls.is_empty() {
             lines(&listed.nodes).iter().for_each(|line| say(line));

@@ -49,7 +49,7 @@ pub fn decide(entry: &FleetEntry, observation: &Observation, memory: &Memory, no
     let mut memory = memory.clone();
     memory.note_request(entry.asked);
     memory.note_entry(entry);
-    memory.observe(&observation.jobs, now);
+    memory.observe(observation, now);
     let stages = Stages::sort(observation, &memory, now);
     memory.mark_due(&stages.serving, &stages.waiting, now);
     let desired = resize(entry, &stages, &observation.demand, &mut memory, now);
@@ -67,6 +67,10 @@ pub fn decide(entry: &FleetEntry, observation: &Observation, memory: &Memory, no
         }
     }
     let missing = count_places(&stages, desired, |job| memory.record(job).is_due).saturating_sub(stages.coming());
+    let budget_ends_in = memory.budget_left(entry, now).and_then(|left| left.ends_in);
+    // A node that would still load when the budget ends serves nobody.
+    let is_in_vain = budget_ends_in.is_some_and(|left| left <= memory.learned_cold_start().unwrap_or_default());
+    let missing = if is_in_vain { 0 } else { missing };
     let parts = memory.allow_submission(missing, (entry, stages.coming()), now);
     if parts > 0 {
         memory.note_submission(parts, observation.form, now);

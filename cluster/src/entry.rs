@@ -1,9 +1,11 @@
 //! An entry of a fleet: a model, and how many nodes serve it. Entries are parsed from TOML and
 //! checked while parsing.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
+
+use crate::budget::Budget;
 
 /// Most nodes of an entry. Slurm takes no larger array with the default `MaxArraySize` of 1001.
 const MAX_NODES: u32 = 1000;
@@ -37,6 +39,7 @@ pub struct FleetEntry {
     pub queue: String,
     pub account: String,
     pub resources: String,
+    pub budget: Budget,
     /// When somebody last asked for the entry, in milliseconds since 1970. A later value restarts
     /// an entry that was given up.
     pub asked: u64,
@@ -106,6 +109,13 @@ struct EntryTable {
     account: String,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     resources: String,
+    #[serde(default, with = "moment", skip_serializing_if = "Option::is_none")]
+    until: Option<SystemTime>,
+    /// Of its budget, as a duration of one node.
+    #[serde(default, with = "hostler_boot::duration::optional", skip_serializing_if = "Option::is_none")]
+    node_time: Option<Duration>,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    budget_asked: u64,
     #[serde(default)]
     asked: u64,
 }
@@ -171,6 +181,30 @@ fn one() -> u32 {
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes it so")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+/// A moment as `2026-11-29T18:00:00Z`.
+mod moment {
+    use std::time::SystemTime;
+
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub(super) fn serialize<S: Serializer>(moment: &Option<SystemTime>, serializer: S) -> Result<S::Ok, S::Error> {
+        match moment {
+            Some(moment) => serializer.collect_str(&humantime::format_rfc3339_seconds(*moment)),
+            None => serializer.serialize_none(),
+        }
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<SystemTime>, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        humantime::parse_rfc3339_weak(&text).map(Some).map_err(|_| D::Error::custom("a time such as 2026-11-29T18:00:00Z was expected"))
+    }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes it so")]
 fn is_one(number: &u32) -> bool {
     *number == 1
 }
@@ -185,9 +219,10 @@ impl TryFrom<EntryTable> for FleetEntry {
             (None, Some(min), Some(max), idle_after) => FleetSize::Elastic { min, max, idle_after: idle_after.unwrap_or(IDLE_AFTER) },
             (None, ..) => return Err(EntryError::NoSize(table.name)),
         };
+        let budget = Budget { until: table.until, node_time: table.node_time, asked: table.budget_asked };
         let EntryTable { name, model, nodes_per_replica, walltime, engine_args, queue, account, resources, asked, .. } = table;
         let size = size.of_nodes(&name, nodes_per_replica)?;
-        let entry = Self { name, model, size, nodes_per_replica, walltime, engine_args, queue, account, resources, asked };
+        let entry = Self { name, model, size, nodes_per_replica, walltime, engine_args, queue, account, resources, budget, asked };
         entry.check()?;
         Ok(entry)
     }
@@ -199,10 +234,28 @@ impl From<FleetEntry> for EntryTable {
             FleetSize::Fixed(nodes) => (Some(nodes), None, None, None),
             FleetSize::Elastic { min, max, idle_after } => (None, Some(min), Some(max), Some(idle_after)),
         };
-        let FleetEntry { name, model, nodes_per_replica, walltime, engine_args, queue, account, resources, asked, .. } = entry;
+        let FleetEntry { name, model, nodes_per_replica, walltime, engine_args, queue, account, resources, budget, asked, .. } = entry;
+        let Budget { until, node_time, asked: budget_asked } = budget;
         let in_nodes = |jobs: Option<u32>| jobs.map(|jobs| jobs.saturating_mul(nodes_per_replica));
         let (nodes, min, max) = (in_nodes(nodes), in_nodes(min), in_nodes(max));
-        Self { name, model, nodes, min, max, nodes_per_replica, walltime, idle_after, engine_args, queue, account, resources, asked }
+        Self {
+            name,
+            model,
+            nodes,
+            min,
+            max,
+            nodes_per_replica,
+            walltime,
+            idle_after,
+            engine_args,
+            queue,
+            account,
+            resources,
+            until,
+            node_time,
+            budget_asked,
+            asked,
+        }
     }
 }
 

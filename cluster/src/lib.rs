@@ -4,6 +4,7 @@
 //! queries scheduler and router, calls [`decide`] and carries out its actions. This crate uses only
 //! types from crate `scheduler`.
 
+mod budget;
 mod decide;
 mod entry;
 mod estimates;
@@ -20,6 +21,7 @@ mod succession;
 
 use std::time::{Duration, SystemTime};
 
+pub use budget::{Budget, BudgetLeft};
 pub use decide::{Action, decide};
 pub use entry::{EntryError, FleetEntry, FleetSize};
 pub use memory::Memory;

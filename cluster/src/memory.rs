@@ -7,13 +7,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime};
 
-use hostler_scheduler::JobState;
+use hostler_scheduler::{JobState, is_same_job};
 use serde::{Deserialize, Serialize};
 
+use crate::budget::BudgetLeft;
 use crate::estimates::RecentTimes;
 use crate::failures::Failures;
 use crate::node_time::{NodeLedger, NodeUse};
-use crate::observation::{NodeState, ObservedJob};
+use crate::observation::{NodeState, Observation, ObservedJob};
 use crate::pace::Pace;
 use crate::{FleetEntry, since};
 
@@ -85,6 +86,8 @@ pub struct Memory {
     /// The entry's `asked` as of the last step.
     asked: u64,
     node_time: NodeLedger,
+    /// `asked` of the entry's budget, and the node seconds that had been used before it.
+    budget: (u64, f64),
 }
 
 /// Memory of one listed job.
@@ -263,6 +266,18 @@ impl Memory {
         if !entry.model.is_empty() {
             (self.node_time.nodes, self.node_time.model) = (entry.nodes_per_replica, entry.model.clone());
         }
+        if self.budget.0 != entry.budget.asked {
+            self.budget = (entry.budget.asked, self.node_time.total());
+        }
+    }
+
+    /// What is left of the entry's budget; `None` if it has none.
+    #[must_use]
+    pub fn budget_left(&self, entry: &FleetEntry, now: SystemTime) -> Option<BudgetLeft> {
+        let used = Duration::try_from_secs_f64(self.node_time.total() - self.budget.1).unwrap_or_default();
+        let at_work = self.jobs.values().filter(|record| record.started.is_some()).count();
+        let nodes = u32::try_from(at_work).unwrap_or(u32::MAX).saturating_mul(entry.nodes_per_replica.max(1));
+        entry.budget.left(used, nodes, now)
     }
 
     /// Counts the time since the last step of each job that has nodes.
@@ -280,10 +295,10 @@ impl Memory {
     }
 
     /// Updates the memory from a job list: jobs that ended, appeared or became ready.
-    pub(crate) fn observe(&mut self, jobs: &[ObservedJob], now: SystemTime) {
+    pub(crate) fn observe(&mut self, Observation { jobs, left, .. }: &Observation, now: SystemTime) {
         let is_late = self.stepped.replace(now).is_none_or(|stepped| since(now, stepped) > LONGEST_STEP);
         self.recovers_until = self.recovers_until.filter(|until| *until > now);
-        self.note_gone_jobs(jobs, now);
+        self.note_gone_jobs(jobs, left, now);
         for job in jobs {
             let submission = &mut self.submission;
             let record = self.jobs.entry(job.id.clone()).or_insert_with(|| JobRecord::new(job, list_one(submission), now));
@@ -323,12 +338,12 @@ impl Memory {
     }
 
     /// Forgets jobs that are no longer listed, and counts a failure for each that should be.
-    fn note_gone_jobs(&mut self, jobs: &[ObservedJob], now: SystemTime) {
+    fn note_gone_jobs(&mut self, jobs: &[ObservedJob], left: &[String], now: SystemTime) {
         let (failures, node_time) = (&mut self.failures, &mut self.node_time);
         let listed: BTreeSet<&str> = jobs.iter().map(|job| job.id.as_str()).collect();
         self.jobs.retain(|id, record| {
             let is_listed = listed.contains(id.as_str());
-            if !is_listed && !record.may_be_over(now) {
+            if !is_listed && !left.iter().any(|left| is_same_job(left, id)) && !record.may_be_over(now) {
                 failures.note(record.known_since(), now);
             }
             if !is_listed && let Some(from) = record.counted_until {

@@ -103,6 +103,15 @@ impl NodeLedger {
         }
     }
 
+    /// Seconds of nodes of all days, by use.
+    #[must_use]
+    pub fn by_use(&self) -> [(&'static str, f64); 6] {
+        let mut sum = NodeTime::default();
+        self.days.values().for_each(|time| sum.add(time));
+        let NodeTime { starting, loading, serving, idle, overlap, leaving } = sum;
+        [("starting", starting), ("loading", loading), ("serving", serving), ("idle", idle), ("overlap", overlap), ("leaving", leaving)]
+    }
+
     /// Seconds of nodes of all days.
     #[must_use]
     pub fn total(&self) -> f64 {

@@ -11,6 +11,8 @@ use hostler_scheduler::{JobState, RunTime};
 pub struct Observation {
     /// Jobs that have not ended, with each part of an array on its own.
     pub jobs: Vec<ObservedJob>,
+    /// Jobs whose agents were told to leave and did, as those of a job that the scheduler preempts.
+    pub left: Vec<String>,
     pub demand: Demand,
     /// Hash of the script and arguments of jobs submitted now. Jobs of another form were submitted
     /// with other settings.

@@ -77,6 +77,7 @@ mod tests {
             queue: String::new(),
             account: String::new(),
             resources: String::new(),
+            budget: crate::budget::Budget::default(),
             asked: 0,
         }
     }

@@ -16,6 +16,7 @@ const GROW_AFTER: Duration = Duration::from_secs(30);
 /// Computes the desired size, and updates the memory behind it.
 pub(crate) fn resize(entry: &FleetEntry, stages: &Stages, demand: &Demand, memory: &mut Memory, now: SystemTime) -> usize {
     let size = match entry.size {
+        _ if memory.budget_left(entry, now).is_some_and(|left| left.is_over()) => 0,
         FleetSize::Fixed(nodes) => nodes,
         FleetSize::Elastic { min, max, idle_after } => {
             let size = recall_size(stages, memory).clamp(min, max);

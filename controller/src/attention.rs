@@ -12,6 +12,9 @@ use hostler_proto::fleet::v1::ListResponse;
 use crate::JobSettings;
 use crate::status::EntryStatus;
 
+/// Time before the end of a budget in which each step looks at it. Longer than the longest rest.
+const BUDGET_NEAR: Duration = Duration::from_secs(300);
+
 /// State seen without the scheduler; a change of it is a reason to query.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Scene {
@@ -58,7 +61,9 @@ impl Attention {
 /// Whether an entry has the nodes it wants, and no job is on its way or leaving.
 pub(crate) fn is_settled(memory: &Memory, status: &EntryStatus, now: SystemTime) -> bool {
     let has_all = status.ready == status.wanted && status.jobs.iter().all(|job| job.state == "ready");
-    memory.is_settled(now) && (has_all || status.given_up && status.jobs.is_empty())
+    // Its end is seen within the step after it.
+    let is_budget_near = status.budget.as_ref().is_some_and(|left| !left.is_over() && left.ends_in.is_some_and(|left| left < BUDGET_NEAR));
+    memory.is_settled(now) && !is_budget_near && (has_all || status.given_up && status.jobs.is_empty())
 }
 
 #[cfg(test)]

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime};
 
 use hostler_api::path_alias;
-use hostler_cluster::{FleetSize, NodeState};
-use hostler_proto::fleet::v1::{ExpectRequest, ExpectedModel};
+use hostler_cluster::{BudgetLeft, FleetSize, NodeState};
+use hostler_proto::fleet::v1::{EntryUse, ExpectRequest, ExpectedModel};
 use hostler_scheduler::{JobState, ScheduledJob};
 
 use crate::observation::{EntryView, find_node, node_state, progress};
@@ -23,17 +23,39 @@ pub(crate) fn expect(view: &EntryView<'_>, now: SystemTime) -> Option<ExpectedMo
     if view.entry.size == FleetSize::Fixed(0) {
         return None;
     }
-    let expected_in =
-        if view.jobs.is_empty() { await_new_job(view, now) } else { view.jobs.iter().filter_map(|job| await_job(view, job, now)).min() };
+    let spent = view.memory.budget_left(view.entry, now).filter(BudgetLeft::is_over);
+    let expected_in = if spent.is_some() {
+        None
+    } else if view.jobs.is_empty() {
+        await_new_job(view, now)
+    } else {
+        view.jobs.iter().filter_map(|job| await_job(view, job, now)).min()
+    };
     let expected_in_ms = expected_in.map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
     let has_own_name = *view.names == [view.entry.model.clone()];
     let alias = path_alias(&view.entry.model).filter(|alias| has_own_name && is_usable(alias)).unwrap_or_default().to_owned();
-    Some(ExpectedModel { names: view.names.to_vec(), expected_in_ms, reason: explain(view, now), alias })
+    let reason = match &spent {
+        Some(spent) => format!("its budget has ended ({}): whoever keeps the fleet may give it another", spent.describe()),
+        None => explain(view, now),
+    };
+    Some(ExpectedModel { names: view.names.to_vec(), expected_in_ms, reason, alias, is_over: spent.is_some() })
+}
+
+/// What the entry's nodes were used for, for the router's metrics and findings.
+pub(crate) fn use_of_nodes(view: &EntryView<'_>, now: SystemTime) -> EntryUse {
+    let budget = view.memory.budget_left(view.entry, now);
+    let ends_in = budget.as_ref().and_then(|left| left.ends_in);
+    EntryUse {
+        name: view.entry.name.clone(),
+        node_seconds: view.memory.node_time().by_use().map(|(used, seconds)| (used.to_owned(), seconds)).into(),
+        budget: budget.map(|left| left.describe()).unwrap_or_default(),
+        budget_ends_in_ms: ends_in.map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX)),
+    }
 }
 
 /// Announcement for all entries. The entry that is expected first announces a name that several
 /// entries have.
-pub(crate) fn announce(mut models: Vec<ExpectedModel>) -> ExpectRequest {
+pub(crate) fn announce(mut models: Vec<ExpectedModel>, mut entries: Vec<EntryUse>) -> ExpectRequest {
     models.sort_by_key(|model| (model.expected_in_ms.is_none(), model.expected_in_ms));
     let mut taken = BTreeSet::new();
     for model in &mut models {
@@ -42,7 +64,8 @@ pub(crate) fn announce(mut models: Vec<ExpectedModel>) -> ExpectRequest {
     }
     models.retain(|model| !model.names.is_empty());
     models.truncate(MAX_MODELS);
-    ExpectRequest { models }
+    entries.truncate(MAX_MODELS);
+    ExpectRequest { models, entries }
 }
 
 /// Whether the router takes the name.

@@ -53,6 +53,7 @@ mod tests {
             queue: String::new(),
             account: String::new(),
             resources: String::new(),
+            budget: hostler_cluster::Budget::default(),
             asked: 0,
         };
         let settings = |args: &[&str], queue: &str| JobSettings {

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use hostler_api::given_model_names;
 use hostler_cluster::{Demand, FleetEntry, Memory, NodeState, Observation, ObservedJob};
 use hostler_proto::agent::v1::Phase;
-use hostler_proto::fleet::v1::{ListResponse, ModelDemand, Node, Replica};
+use hostler_proto::fleet::v1::{GoneJob, ListResponse, ModelDemand, Node, Replica};
 use hostler_scheduler::{ScheduledJob, is_same_job};
 
 /// Knowledge of an entry after a step.
@@ -66,7 +66,9 @@ pub(crate) fn observe(jobs: &[ScheduledJob], listed: &ListResponse, names: &[Str
             served: node.map(served).unwrap_or_default(),
         }
     });
-    Observation { jobs: observed.collect(), demand: sum_demand(listed, names), ..Observation::default() }
+    let has_left = |job: &GoneJob| job.drained.then(|| job.job.as_ref().map(|job| job.id.clone())).flatten();
+    let left = listed.gone_jobs.iter().filter_map(has_left).collect();
+    Observation { jobs: observed.collect(), left, demand: sum_demand(listed, names), ..Observation::default() }
 }
 
 /// The node whose agent runs in a job. A requeued job may have been on another host before, whose

@@ -25,6 +25,7 @@ pub(crate) fn report(view: &EntryView<'_>, now: SystemTime) -> EntryStatus {
         pause: view.memory.pause(now).map(|pause| pause.as_secs()),
         given_up: view.memory.has_given_up(),
         limited: (lacks_jobs && !delay.is_zero()).then_some(delay.as_secs()),
+        budget: view.memory.budget_left(view.entry, now),
         refusal: view.refusal.to_owned(),
     }
 }

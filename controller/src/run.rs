@@ -10,9 +10,9 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant, SystemTime};
 
 use hostler_boot::Shutdown;
-use hostler_cluster::{Action, FleetEntry, FleetSize, Memory, decide};
+use hostler_cluster::{Action, Budget, BudgetLeft, FleetEntry, FleetSize, Memory, decide};
 use hostler_proto::fleet::v1::fleet_client::FleetClient;
-use hostler_proto::fleet::v1::{ExpectRequest, ExpectedModel, ListRequest, ListResponse, TargetRequest};
+use hostler_proto::fleet::v1::{EntryUse, ExpectRequest, ExpectedModel, ListRequest, ListResponse, TargetRequest};
 use hostler_scheduler::{RenderedSubmission, ScheduledJob, Scheduler, SchedulerIdentity};
 use hostler_tls::{TlsError, TokenStore};
 use tokio::sync::watch;
@@ -21,7 +21,7 @@ use tokio_util::task::AbortOnDropHandle;
 use tonic::transport::{Channel, Endpoint as Target};
 
 use crate::attention::{Attention, Scene, is_settled};
-use crate::expectation::{announce, expect};
+use crate::expectation::{announce, expect, use_of_nodes};
 use crate::folder::{Endpoint, FleetFile, FleetFolder, FolderError, HEARTBEAT_INTERVAL, IDENTITY_KEPT_FOR};
 use crate::join_token;
 use crate::observation::{EntryView, find_node, model_names, observe};
@@ -56,6 +56,7 @@ struct EntryRecord {
     refusal: String,
     status: Option<EntryStatus>,
     expected: Option<ExpectedModel>,
+    node_use: Option<EntryUse>,
 }
 
 /// How a controller has ended. Jobs run on.
@@ -149,7 +150,9 @@ impl Controller {
                     None
                 }
             };
-            announcements.send_replace(announce(self.records.values().filter_map(|record| record.expected.clone()).collect()));
+            let records = || self.records.values();
+            let models = records().filter_map(|record| record.expected.clone()).collect();
+            announcements.send_replace(announce(models, records().filter_map(|record| record.node_use.clone()).collect()));
             self.write_status();
             if let Some(end) = end {
                 return end;
@@ -262,13 +265,15 @@ impl Controller {
                 refusal: String::new(),
                 status: None,
                 expected: None,
+                node_use: None,
             },
         };
         let taken = self.act(entry, &mut record, &jobs, listed).await;
         let names = model_names(entry, &self.setup.jobs.engine_args);
         let view = EntryView { entry, names: &names, memory: &record.memory, jobs: &jobs, nodes: &listed.nodes, refusal: &record.refusal };
-        let (status, expected) = (report(&view, now), expect(&view, now));
-        (record.status, record.expected) = (Some(status), expected);
+        let (status, expected, node_use) = (report(&view, now), expect(&view, now), use_of_nodes(&view, now));
+        note_budget(&entry.name, record.status.as_ref(), &status);
+        (record.status, record.expected, record.node_use) = (Some(status), expected, Some(node_use));
         if is_removed(entry) && record.memory.is_over() {
             self.setup.folder.write_node_usage(&entry.name, record.memory.node_time())?;
             return Ok(self.setup.folder.forget(&entry.name)?);
@@ -455,6 +460,18 @@ fn retire(folder: &FleetFolder, endpoint: &Endpoint) {
     }
 }
 
+/// Logs that an entry's budget is near its end, and its end.
+fn note_budget(entry: &str, before: Option<&EntryStatus>, status: &EntryStatus) {
+    let Some(left) = &status.budget else { return };
+    let was = |test: fn(&BudgetLeft) -> bool| before.and_then(|before| before.budget.as_ref()).is_some_and(test);
+    if left.is_over() && !was(BudgetLeft::is_over) {
+        tracing::warn!(event = "budget_over", entry, "the budget has ended ({}): its nodes leave", left.describe());
+    } else if left.is_near() && !was(BudgetLeft::is_near) {
+        let minutes = left.ends_in.unwrap_or_default().as_secs().div_ceil(60);
+        tracing::warn!(event = "budget_near", entry, "the budget ends in {minutes} minutes ({})", left.describe());
+    }
+}
+
 /// Stand-in for an entry that is no longer desired but may have jobs left.
 fn removed_entry(name: String) -> FleetEntry {
     FleetEntry {
@@ -467,6 +484,7 @@ fn removed_entry(name: String) -> FleetEntry {
         queue: String::new(),
         account: String::new(),
         resources: String::new(),
+        budget: Budget::default(),
         asked: 0,
     }
 }

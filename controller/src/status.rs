@@ -3,6 +3,7 @@
 
 use std::time::SystemTime;
 
+use hostler_cluster::BudgetLeft;
 use serde::{Deserialize, Serialize};
 
 /// All entries after one step.
@@ -40,6 +41,9 @@ pub struct EntryStatus {
     /// size allows in a quarter of an hour.
     #[serde(default)]
     pub limited: Option<u64>,
+    /// What is left of its budget; `None` if it has none.
+    #[serde(default)]
+    pub budget: Option<BudgetLeft>,
     /// Why the scheduler refused the last submission; empty if it did not.
     pub refusal: String,
 }

@@ -35,6 +35,7 @@ pub(crate) enum FindingKind {
     ReplicaQuarantined,
     NodeLost,
     JobsEnd,
+    BudgetEnds,
     KeyFileUnusable,
 }
 
@@ -61,6 +62,8 @@ pub(crate) struct FleetFacts {
     /// How many replicas serve, and how many of those the end of their batch jobs leaves in half an
     /// hour; `None` where a controller brings others.
     pub(crate) serving: Option<(usize, usize)>,
+    /// Entries of the fleet whose budgets end within half an hour, or have ended.
+    pub(crate) budgets_end: usize,
     pub(crate) is_key_file_unusable: bool,
 }
 
@@ -77,6 +80,7 @@ pub(crate) fn list(facts: &FleetFacts) -> Vec<FleetFinding> {
         quarantine(facts.quarantined),
         lost_nodes(facts.nodes_lost),
         ending_jobs(facts.serving),
+        ending_budgets(facts.budgets_end),
         unusable_key_file(facts.is_key_file_unusable),
     ]
     .into_iter()
@@ -162,6 +166,13 @@ fn ending_jobs(serving: Option<(usize, usize)>) -> Option<FleetFinding> {
     let (now, later) = serving.filter(|(now, later)| 2 * later < *now)?;
     let evidence = format!("of the {now} replicas that serve, {later} will be there in half an hour: the batch jobs of the others end");
     Some(finding(FindingKind::JobsEnd, evidence, "submit other jobs now, if the fleet is to go on; `hostler ps` says which end, and when"))
+}
+
+fn ending_budgets(entries: usize) -> Option<FleetFinding> {
+    let words = if entries == 1 { "the budget of one model ends".to_owned() } else { format!("the budgets of {entries} models end") };
+    let evidence = format!("{words} within half an hour, or has ended: its nodes leave then");
+    let advice = "`hostler ps` says which; `hostler up` with another --until or --node-hours gives it a new one";
+    (entries > 0).then(|| finding(FindingKind::BudgetEnds, evidence, advice))
 }
 
 fn unusable_key_file(is_unusable: bool) -> Option<FleetFinding> {
@@ -303,6 +314,7 @@ mod tests {
         assert_eq!(kinds(FleetFacts { quarantined: 1, crash_loops: 2, ..facts }), ["engine-crash-loop", "replica-quarantined"]);
         assert_eq!(kinds(FleetFacts { nodes_lost: 1, is_key_file_unusable: true, ..facts }), ["node-lost", "key-file-unusable"]);
         assert_eq!(kinds(FleetFacts { serving: Some((8, 3)), ..facts }), ["jobs-end"]);
+        assert_eq!(kinds(FleetFacts { budgets_end: 1, ..facts }), ["budget-ends"]);
         assert!(kinds(FleetFacts { serving: Some((8, 4)), ..facts }).is_empty() && kinds(FleetFacts { serving: None, ..facts }).is_empty());
         assert_eq!(ended(ends(100, &[(RefusalReason::CrashSuspect, 1)]))[0].kind, "request-banned");
     }

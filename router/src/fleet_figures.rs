@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use crate::admission::TenantCounts;
 use crate::crash_suspects::CrashSuspects;
 use crate::findings::FindingKind;
-use crate::fleet::{FleetView, Node, Phase, Replica};
+use crate::fleet::{EntryUse, FleetView, Node, Phase, Replica};
 use crate::keys::Keys;
 use crate::operators::Operators;
 use crate::outcome::Verdict;
@@ -36,6 +36,12 @@ impl Collector for RouterCollector {
         let replicas = view.replicas.iter().map(|replica| (vec![replica.node.to_string(), replica.id.to_string()], replica.clone()));
         REPLICAS.encode(&mut encoder, &replicas.collect::<Vec<_>>())?;
         NODES.encode(&mut encoder, &self.nodes(&view, Instant::now()))?;
+        let entries = view.entries().iter().map(|entry| (vec![entry.name.clone()], entry.clone()));
+        ENTRIES.encode(&mut encoder, &entries.collect::<Vec<_>>())?;
+        let used = view.entries().iter().flat_map(|EntryUse { name, node_seconds, .. }| {
+            node_seconds.iter().map(move |(used, seconds)| (vec![name.clone(), used.clone()], *seconds))
+        });
+        NODE_SECONDS.encode(&mut encoder, &used.collect::<Vec<_>>())?;
         ROUTER.encode_only(&mut encoder, self)?;
         let verdicts =
             Verdict::VARIANTS.iter().map(|word| vec![(*word).to_owned()]).zip(self.calls.placer.metrics.end_counts().by_verdict());
@@ -89,6 +95,8 @@ impl RouterCollector {
 pub(crate) fn describe(registry: &mut MetricRegistry) {
     registry.describe(&REPLICAS);
     registry.describe(&NODES);
+    registry.describe(&ENTRIES);
+    registry.describe(&NODE_SECONDS);
     registry.describe(&ROUTER);
     registry.describe(&VERDICTS);
     registry.describe(&FINDINGS);
@@ -110,6 +118,20 @@ const NODES: FigureTable<NodeFacts> = FigureTable {
             |node| node.certificate_expires_at.into(),
         ),
     ],
+};
+
+const ENTRIES: FigureTable<EntryUse> = FigureTable {
+    labels: &["entry"],
+    figures: &[gauge("budget_ends_in_seconds", "Time until the budget of a fleet's entry ends if its nodes of now run on.", |entry| {
+        entry.budget_ends_at.map(|at| at.saturating_duration_since(Instant::now()).as_secs_f64()).into()
+    })],
+};
+
+const NODE_SECONDS: FigureTable<f64> = FigureTable {
+    labels: &["entry", "use"],
+    figures: &[counter("node_seconds", "Seconds that the jobs of a fleet's entry have had nodes, by what these did.", |seconds| {
+        (*seconds).into()
+    })],
 };
 
 const TENANTS: FigureTable<TenantCounts> = FigureTable {

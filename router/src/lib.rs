@@ -459,7 +459,7 @@ impl Router {
             tls: self.tls.clone(),
         });
         calls.watch_fleet(tasks);
-        let page = Page::start(calls.clone(), tasks, state.admin_end.clone());
+        let page = Page::start(calls.clone(), self.config.usage_dir.clone(), tasks, state.admin_end.clone());
         let dispatch = state.dispatch(&self.config, placer, queue, metrics);
         let edge = Arc::new(Edge {
             bookings: Bookings::start(dispatch.queue.clone(), tasks),

@@ -187,6 +187,7 @@ impl Operators {
             job: Some(job_message(&gone.job, gone.gone_at)),
             gone_ms_ago: millis(now.saturating_duration_since(gone.gone_at)),
             reason: gone.reason.to_string(),
+            drained: gone.has_drained,
         });
         let (nodes, gone_jobs) = (nodes.collect(), gone_jobs.collect());
         let demand = demand::list_demand(&view, &self.queue, now);

@@ -105,3 +105,32 @@ def test_node_time_is_that_of_the_scheduler(tmp_path):
     finally:
         print(login.log())
         login.stop()
+
+
+@pytest.mark.jobs
+def test_a_budget_ends_a_model_by_itself(tmp_path):
+    login = LoginNode("pbs")
+    try:
+        login.initialise()
+        up = ["up", "org/chat", "--nodes", "2", "--walltime", "0:10:00"]
+        login.succeed(*up, "--node-hours", "0.006", "--", "--served-model-name", "chat")
+        assert "of 0.006 node-hours are used" in login.succeed("ps")
+        streams = login.streams(1, 5)
+        wait_until(lambda: not login.jobs(), START, "no job is left")
+        whole(streams)
+        assert "node-hours are used; it has ended, and its nodes leave" in login.succeed("ps")
+        refused = login.in_shell(
+            "curl -s --cacert $SSL_CERT_FILE $OPENAI_BASE_URL/completions -H \"Authorization: Bearer $OPENAI_API_KEY\" "
+            "-H 'content-type: application/json' -d '{\"model\": \"chat\", \"prompt\": \"a\"}'"
+        )
+        assert "its budget has ended" in refused.stdout, refused
+        log = (login.state / "controller.log").read_text()
+        assert 'event="budget_near"' in log and 'event="budget_over"' in log, log
+        used = sum(sum(row["node_seconds"].values()) for row in json.loads(login.succeed("usage", "--json"))["nodes"])
+        assert used >= 21.6, used
+        login.succeed(*up, "--", "--served-model-name", "chat")
+        assert login.answers()
+        login.succeed("down")
+    finally:
+        print(login.log())
+        login.stop()

@@ -4,6 +4,7 @@
 //! They write it into the fleet's folder, start the controller if none runs, and watch. The
 //! controller does the rest.
 
+mod budget;
 mod controller_job;
 mod controller_process;
 mod controller_start;

@@ -3,9 +3,10 @@
 
 use std::collections::BTreeSet;
 
+use hostler_cluster::BudgetLeft;
 use hostler_controller::{EntryStatus, JobStatus};
 
-use crate::fleet_state::LIMITED;
+use crate::fleet_state::{LIMITED, describe_budget};
 use crate::output::time_in_words;
 
 /// Number of jobs named in a line.
@@ -66,6 +67,9 @@ impl EntryProgress {
 
 /// Judges an entry that had this many failures before somebody began to wait.
 pub(super) fn judge(entry: &EntryStatus, failures_before: u32) -> Outlook {
+    if entry.budget.as_ref().is_some_and(BudgetLeft::is_over) {
+        return Outlook::Failing;
+    }
     if entry.ready >= entry.wanted {
         return Outlook::Ready;
     }
@@ -121,6 +125,10 @@ fn describe(entry: &EntryStatus) -> Vec<ProgressNote> {
     if let Some(seconds) = entry.limited {
         let limited = format!("limited   {LIMITED}");
         notes.push(ProgressNote { line: format!("{limited}; the next in {}", time_in_words(seconds)), key: limited });
+    }
+    if let Some(left) = describe_budget(entry) {
+        let key = format!("budget    {}", entry.budget.as_ref().is_some_and(BudgetLeft::is_over));
+        notes.push(ProgressNote { key, line: format!("budget    {left}") });
     }
     if !entry.refusal.is_empty() {
         notes.push(ProgressNote::plain(format!("refused   {}", entry.refusal.trim())));

@@ -1,18 +1,19 @@
 //! `hostler up` with a number of nodes: adds an entry to the fleet, whose nodes are batch jobs.
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, bail, ensure};
 use clap::{ArgGroup, Args};
 use hostler_agent::AgentConfig;
 use hostler_boot::Settings;
 use hostler_boot::telemetry::LogFile;
-use hostler_cluster::{FleetEntry, FleetSize};
+use hostler_cluster::{Budget, FleetEntry, FleetSize};
 use hostler_controller::{ControllerPlace, JobProgram, build_submission};
 use hostler_router::RouterConfig;
 use hostler_scheduler::Scheduler;
 
+use super::budget::{parse_node_hours, parse_until};
 use super::controller_job;
 use super::controller_start::ensure_current_controller;
 use super::entries::{milliseconds_since_1970, name_of_model, parse_nodes, put_entry};
@@ -61,6 +62,13 @@ pub(crate) struct UpArgs {
     /// What each of its nodes has, instead of `cluster.resources`.
     #[arg(long, value_name = "RESOURCES", requires = "size", hide_short_help = true, help_heading = CLUSTER)]
     resources: Option<String>,
+    /// Serve until then and no longer, such as 18:00, `2026-11-30 06:00` or 90m. Its nodes leave
+    /// then, and running answers may finish.
+    #[arg(long, value_name = "TIME", value_parser = parse_until, requires = "size", hide_short_help = true, help_heading = CLUSTER)]
+    until: Option<SystemTime>,
+    /// Use so many node-hours from now on and no more.
+    #[arg(long, value_name = "HOURS", value_parser = parse_node_hours, requires = "size", hide_short_help = true, help_heading = CLUSTER)]
+    node_hours: Option<Duration>,
     /// Print what would be submitted, and start nothing.
     #[arg(long, requires = "size", hide_short_help = true, help_heading = CLUSTER)]
     dry_run: bool,
@@ -182,6 +190,7 @@ impl UpArgs {
         let model = if is_folder { std::path::absolute(model)?.display().to_string() } else { model.to_owned() };
         let name = self.name.clone().unwrap_or_else(|| name_of_model(&model));
         let size = self.size().context("--nodes says how many nodes serve it, or --min and --max")?;
+        let asked = milliseconds_since_1970();
         let entry = FleetEntry {
             size: size.of_nodes(&name, nodes_per_replica)?,
             name,
@@ -192,7 +201,8 @@ impl UpArgs {
             queue: self.queue.clone().unwrap_or_default(),
             account: self.account.clone().unwrap_or_default(),
             resources: self.resources.clone().unwrap_or_default(),
-            asked: milliseconds_since_1970(),
+            budget: Budget { until: self.until, node_time: self.node_hours, asked },
+            asked,
         };
         entry.check()?;
         Ok(entry)

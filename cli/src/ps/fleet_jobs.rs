@@ -78,6 +78,7 @@ mod tests {
             given_up: false,
             asked: 0,
             limited: None,
+            budget: None,
             refusal: String::new(),
         };
         FleetStatus { at: SystemTime::UNIX_EPOCH, entries: vec![entry], trouble: String::new() }

@@ -124,6 +124,7 @@ fn gone_jobs_are_listed_with_end_and_reason() {
         job: Some(job),
         gone_ms_ago,
         reason: reason.into(),
+        drained: false,
     };
     let gone = [
         gone("x1.12", job("12.head", 1, Some(10_000)), 195_000, "agent lost"),
@@ -230,7 +231,13 @@ fn whole_node() -> Node {
 fn the_json_keeps_its_names() {
     let mut starting = node("n1", agent::ReplicaState::default(), |replica| replica.suspect = true);
     starting.attached = false;
-    let gone = wire::GoneJob { node: "n2".into(), job: Some(job("13.head", 1, None)), gone_ms_ago: 195_900, reason: "agent lost".into() };
+    let gone = wire::GoneJob {
+        node: "n2".into(),
+        job: Some(job("13.head", 1, None)),
+        gone_ms_ago: 195_900,
+        reason: "agent lost".into(),
+        ..wire::GoneJob::default()
+    };
     let listed = ListResponse { nodes: vec![whole_node(), starting], gone_jobs: vec![gone], ..ListResponse::default() };
     insta::assert_snapshot!(json_lines("", &fleet_json(listed)).join("\n"));
 }

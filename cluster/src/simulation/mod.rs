@@ -145,6 +145,7 @@ impl Run {
                 queue: String::new(),
                 account: String::new(),
                 resources: String::new(),
+                budget: crate::budget::Budget::default(),
                 asked: 0,
             },
             memory: Memory::default(),
@@ -218,7 +219,7 @@ impl Run {
     /// Runs one step of a controller that may die before it writes its memory, or after any action.
     fn control(&mut self) {
         let knows_nodes = self.now >= self.routers_back;
-        let observation = Observation { jobs: self.scheduler.list(self.now, knows_nodes), demand: self.demand(), form: 0 };
+        let observation = Observation { jobs: self.scheduler.list(self.now, knows_nodes), demand: self.demand(), ..Observation::default() };
         let (actions, memory) = decide(&self.entry, &observation, &self.memory, at(self.now));
         // Deaths between actions matter most, and few steps have actions.
         let acts = !actions.is_empty() && self.climate.controller_death > 0.0;

@@ -88,12 +88,12 @@ fn a_model_name_is_announced_once_by_its_earliest_entry() {
         names: names.iter().map(|name| (*name).to_owned()).collect(),
         expected_in_ms,
         reason: String::new(),
-        alias: String::new(),
+        ..ExpectedModel::default()
     };
-    let announced = announce(vec![model(&["a", "b"], None), model(&["a"], Some(5)), model(&["\n", ""], Some(1))]);
+    let announced = announce(vec![model(&["a", "b"], None), model(&["a"], Some(5)), model(&["\n", ""], Some(1))], Vec::new());
     assert_eq!(announced.models, [model(&["a"], Some(5)), model(&["b"], None)]);
     let many = (0..300).map(|number| model(&[&number.to_string()], None)).collect();
-    assert_eq!(announce(many).models.len(), 256);
+    assert_eq!(announce(many, Vec::new()).models.len(), 256);
 }
 
 #[test]

@@ -21,6 +21,7 @@ pub(crate) fn entry(size: hostler_cluster::FleetSize) -> FleetEntry {
         queue: String::new(),
         account: String::new(),
         resources: String::new(),
+        budget: hostler_cluster::Budget::default(),
         asked: 0,
     }
 }

@@ -92,7 +92,7 @@ async fn a_job_first_listed_is_remembered_at_once() {
     let (actions, memory) = decide(&entry, &observation, &Memory::default(), SystemTime::now());
     assert_eq!(actions, [Action::Submit { parts: 1 }]);
     let written = Some(Instant::now());
-    let mut record = EntryRecord { memory, written, refusal: String::new(), status: None, expected: None };
+    let mut record = EntryRecord { memory, written, refusal: String::new(), status: None, expected: None, node_use: None };
     // Otherwise a successor would wait for this job, even if it has ended meanwhile.
     controller.act(&entry, &mut record, &[job("11.head", JobState::Queued)], &none).await.unwrap();
     assert_eq!(folder.memory(&entry.name).unwrap(), Some(record.memory));

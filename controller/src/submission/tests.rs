@@ -9,6 +9,7 @@ fn entry(walltime: u64, engine_args: &[&str]) -> FleetEntry {
         queue: String::new(),
         account: String::new(),
         resources: String::new(),
+        budget: hostler_cluster::Budget::default(),
         asked: 0,
         name: "qwen3-8b".into(),
         model: "Qwen/Qwen3-8B".into(),

@@ -24,15 +24,30 @@ pub(crate) struct Expectation {
     pub expected_at: Option<Instant>,
     /// Reason for the wait, in one line for clients.
     pub reason: Arc<str>,
+    /// Whether no replica will come.
+    pub is_over: bool,
     /// When a request for the model last found no replica. Earlier and later announcements share
     /// this.
     last_miss: Arc<Mutex<Option<Instant>>>,
+}
+
+/// Use of the nodes of a fleet's entry.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct EntryUse {
+    pub name: String,
+    /// Since the entry's first job, by what the nodes did.
+    pub node_seconds: BTreeMap<String, f64>,
+    /// What is left of the entry's budget, in words.
+    pub budget: String,
+    /// When the budget ends if the nodes of now run on.
+    pub budget_ends_at: Option<Instant>,
 }
 
 /// The models of one announcement, by name.
 #[derive(Debug, Default)]
 pub(crate) struct Expectations {
     named: BTreeMap<String, Expectation>,
+    pub(crate) entries: Vec<EntryUse>,
     /// Aliases of several of the models.
     shared_aliases: BTreeSet<String>,
 }
@@ -41,11 +56,14 @@ impl Expectation {
     #[must_use]
     pub(crate) fn new(name: &str, expected_at: Option<Instant>, reason: Arc<str>) -> Self {
         let card = hostler_api::announced_card(name);
-        Self { model: Model::new(name.to_owned(), card.into()), expected_at, reason, last_miss: Arc::default() }
+        Self { model: Model::new(name.to_owned(), card.into()), expected_at, reason, is_over: false, last_miss: Arc::default() }
     }
 
     /// A model whose time has passed may come at any moment.
     pub(super) fn arrival(&self, now: Instant) -> Arrival {
+        if self.is_over {
+            return Arrival::Unknown;
+        }
         self.expected_at.map_or(Arrival::Starting, |at| Arrival::Within(at.saturating_duration_since(now)))
     }
 
@@ -92,7 +110,7 @@ impl Expectations {
 
     #[must_use]
     pub(super) fn is_empty(&self) -> bool {
-        self.named.is_empty()
+        self.named.is_empty() && self.entries.is_empty()
     }
 
     /// Takes over the times of misses from `former`.

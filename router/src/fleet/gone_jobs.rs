@@ -45,13 +45,13 @@ impl GoneJobs {
     /// Remembers the job of a node whose agent has gone, if it ran in one.
     pub(super) fn record(&mut self, node: &Node, replicas: &BTreeMap<u32, Arc<Replica>>, now: Instant) {
         let Some(job) = node.job.clone() else { return };
-        let reason = reason(&job, replicas.values(), now);
+        let (reason, has_drained) = (reason(&job, replicas.values(), now), has_drained(replicas.values()));
         tracing::info!(event = "job_gone", node = %node.name, %job, %reason, "a job's agent is gone");
         self.events.record("job_gone", &node.name, &format!("node {}: {job} is gone: {reason}", node.name), !reason.starts_with(DRAINED));
         if self.jobs.len() >= MAX_GONE_JOBS {
             self.jobs.pop_front();
         }
-        let gone = GoneJob { node: node.name.clone(), job, gone_at: now, reason: reason.into(), agent_run: node.agent_run };
+        let gone = GoneJob { node: node.name.clone(), job, gone_at: now, reason: reason.into(), has_drained, agent_run: node.agent_run };
         self.jobs.push_back(gone);
         self.share();
     }
@@ -78,6 +78,12 @@ impl GoneJobs {
     fn share(&mut self) {
         self.shared = self.jobs.iter().cloned().collect();
     }
+}
+
+/// Whether all engines had stopped because they were told to.
+fn has_drained<'a>(mut replicas: impl Iterator<Item = &'a Arc<Replica>>) -> bool {
+    replicas
+        .all(|replica| replica.state.phase == Phase::Stopped && replica.report.state.as_deref().is_none_or(|state| state.failure.is_none()))
 }
 
 /// How the agent went, from its last report, and why its engines failed.

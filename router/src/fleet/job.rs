@@ -38,6 +38,8 @@ pub(crate) struct GoneJob {
     pub gone_at: Instant,
     /// How the job's agent went, and why its engines failed.
     pub reason: Arc<str>,
+    /// Its agent was told to leave and did, and none of its engines had failed.
+    pub has_drained: bool,
     /// The life of the agent.
     pub(super) agent_run: u64,
 }

@@ -25,7 +25,7 @@ mod view;
 
 pub(crate) use arrival::Arrival;
 pub(crate) use directives::{Directives, ReplicaOrder};
-pub(crate) use expectation::{Expectation, Expectations};
+pub(crate) use expectation::{EntryUse, Expectation, Expectations};
 pub(crate) use fleet_writer::Fleet;
 pub(crate) use index_writer::CacheReportQueue;
 pub(crate) use job::Job;

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use super::agent_report::AgentReport;
 use super::arrival::Arrival;
 use super::directives::Directives;
-use super::expectation::{Expectation, Expectations};
+use super::expectation::{EntryUse, Expectation, Expectations};
 use super::job::{GoneJob, Job};
 use super::local_load::LocalLoad;
 use super::replica_cache::ReplicaCache;
@@ -219,6 +219,12 @@ impl FleetView {
     #[must_use]
     pub(crate) fn expected_models(&self) -> usize {
         self.expectations.models().count()
+    }
+
+    /// What the nodes of the fleet's entries are used for, as their controller says.
+    #[must_use]
+    pub(crate) fn entries(&self) -> &[EntryUse] {
+        &self.expectations.entries
     }
 
     /// Whether a replica serves `model`, or may yet: an engine that loads for the first time has

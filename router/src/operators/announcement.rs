@@ -4,10 +4,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hostler_proto::fleet::v1::{ExpectRequest, ExpectedModel};
+use hostler_proto::fleet::v1::{EntryUse as AnnouncedUse, ExpectRequest, ExpectedModel};
 use tokio::time::Instant;
 
-use crate::fleet::{Expectation, Expectations};
+use crate::fleet::{EntryUse, Expectation, Expectations};
 
 /// Most announced models, more than any fleet has. Each of them is in every list of models.
 const MAX_MODELS: usize = 256;
@@ -18,6 +18,11 @@ const MAX_NAME_BYTES: usize = 256;
 
 /// Longest reason. A scheduler's comment on a job is a line.
 const MAX_REASON_CHARS: usize = 500;
+
+/// Most entries of a fleet, most uses of its nodes, and the longest name of either in bytes.
+const MAX_ENTRIES: usize = 256;
+const MAX_USES: usize = 16;
+const MAX_ENTRY_NAME_BYTES: usize = 64;
 
 /// Longest expected wait of a job, so that no announcement overflows a clock.
 const MAX_WAIT: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -35,6 +40,10 @@ pub(super) enum AnnouncementError {
     InvalidName(String),
     #[error("the name {0:?} is announced twice: give it to one model")]
     SameName(String),
+    #[error("{0} entries are announced: announce at most {MAX_ENTRIES}, each with at most {MAX_USES} uses of nodes")]
+    TooManyEntries(usize),
+    #[error("{0:?} is no entry's name or use: use 1 to {MAX_ENTRY_NAME_BYTES} letters, digits, '-', '_' and '.'")]
+    InvalidEntry(String),
 }
 
 /// Reads an announcement that came `now`.
@@ -52,7 +61,9 @@ pub(super) fn parse_announcement(request: &ExpectRequest, now: Instant) -> Resul
         let reason = one_line(&model.reason);
         for name in names {
             check_name(name)?;
-            if !expectations.insert(Expectation::new(name, expected_at(model), reason.clone())) {
+            let mut expectation = Expectation::new(name, expected_at(model), reason.clone());
+            expectation.is_over = model.is_over;
+            if !expectations.insert(expectation) {
                 return Err(AnnouncementError::SameName(name.clone()));
             }
         }
@@ -60,9 +71,30 @@ pub(super) fn parse_announcement(request: &ExpectRequest, now: Instant) -> Resul
     // Names of models' own come first, whatever the order of the models.
     for model in request.models.iter().filter(|model| !model.alias.is_empty()) {
         check_name(&model.alias)?;
-        expectations.insert_alias(Expectation::new(&model.alias, expected_at(model), one_line(&model.reason)), &model.names[0]);
+        let mut expectation = Expectation::new(&model.alias, expected_at(model), one_line(&model.reason));
+        expectation.is_over = model.is_over;
+        expectations.insert_alias(expectation, &model.names[0]);
     }
+    if request.entries.len() > MAX_ENTRIES || request.entries.iter().any(|entry| entry.node_seconds.len() > MAX_USES) {
+        return Err(AnnouncementError::TooManyEntries(request.entries.len()));
+    }
+    expectations.entries = request.entries.iter().map(|entry| parse_entry(entry, now)).collect::<Result<_, _>>()?;
     Ok(expectations)
+}
+
+fn parse_entry(entry: &AnnouncedUse, now: Instant) -> Result<EntryUse, AnnouncementError> {
+    let is_of_names = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
+    let is_name = |name: &str| (1..=MAX_ENTRY_NAME_BYTES).contains(&name.len()) && name.chars().all(is_of_names);
+    if let Some(wrong) = [&entry.name].into_iter().chain(entry.node_seconds.keys()).find(|name| !is_name(name)) {
+        return Err(AnnouncementError::InvalidEntry(wrong.chars().take(MAX_ENTRY_NAME_BYTES).collect()));
+    }
+    let seconds = entry.node_seconds.iter().map(|(used, seconds)| (used.clone(), if seconds.is_finite() { seconds.max(0.0) } else { 0.0 }));
+    Ok(EntryUse {
+        name: entry.name.clone(),
+        node_seconds: seconds.collect(),
+        budget: shorten(&entry.budget),
+        budget_ends_at: entry.budget_ends_in_ms.map(|left| now + Duration::from_millis(left).min(MAX_WAIT)),
+    })
 }
 
 fn check_name(name: &str) -> Result<(), AnnouncementError> {
@@ -74,7 +106,11 @@ fn check_name(name: &str) -> Result<(), AnnouncementError> {
 
 fn one_line(reason: &str) -> Arc<str> {
     let words = if reason.trim().is_empty() { NO_REASON } else { reason.trim() };
-    words.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).take(MAX_REASON_CHARS).collect::<String>().into()
+    shorten(words).into()
+}
+
+fn shorten(words: &str) -> String {
+    words.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).take(MAX_REASON_CHARS).collect()
 }
 
 #[cfg(test)]
@@ -83,18 +119,18 @@ mod tests {
 
     fn model(names: &[&str], reason: &str) -> ExpectedModel {
         let names = names.iter().map(|name| (*name).to_owned()).collect();
-        ExpectedModel { names, expected_in_ms: Some(2000), reason: reason.to_owned(), alias: String::new() }
+        ExpectedModel { names, expected_in_ms: Some(2000), reason: reason.to_owned(), ..ExpectedModel::default() }
     }
 
     fn parse(models: Vec<ExpectedModel>) -> Result<Expectations, AnnouncementError> {
-        parse_announcement(&ExpectRequest { models }, Instant::now())
+        parse_announcement(&ExpectRequest { models, ..ExpectRequest::default() }, Instant::now())
     }
 
     #[test]
     fn every_name_of_an_announced_model_has_its_reason() {
         let now = Instant::now();
         let models = vec![model(&["a", "a-large"], " 2 jobs wait:\nngpus "), model(&["b"], &"é".repeat(600)), model(&["c"], "")];
-        let known = parse_announcement(&ExpectRequest { models }, now).unwrap();
+        let known = parse_announcement(&ExpectRequest { models, ..ExpectRequest::default() }, now).unwrap();
         for (name, reason) in [("a", "2 jobs wait: ngpus"), ("a-large", "2 jobs wait: ngpus"), ("b", &*"é".repeat(500)), ("c", NO_REASON)]
         {
             let expectation = known.get(name).unwrap();
@@ -116,8 +152,27 @@ mod tests {
     fn an_absurd_arrival_time_is_bounded() {
         let now = Instant::now();
         let forever = ExpectedModel { expected_in_ms: Some(u64::MAX), ..model(&["a"], "") };
-        let known = parse_announcement(&ExpectRequest { models: vec![forever] }, now).unwrap();
+        let known = parse_announcement(&ExpectRequest { models: vec![forever], ..ExpectRequest::default() }, now).unwrap();
         assert_eq!(known.get("a").unwrap().expected_at, Some(now + MAX_WAIT));
+    }
+
+    #[test]
+    fn the_use_of_nodes_is_announced_within_bounds() {
+        let announced = |name: &str, used: &str, seconds: f64| AnnouncedUse {
+            name: name.into(),
+            node_seconds: [(used.to_owned(), seconds)].into(),
+            budget: "1.0 of 2 node-hours\nare used".into(),
+            budget_ends_in_ms: Some(u64::MAX),
+        };
+        let parse = |entries: Vec<AnnouncedUse>| parse_announcement(&ExpectRequest { entries, ..ExpectRequest::default() }, Instant::now());
+        let known = parse(vec![announced("chat", "serving", 1.5), announced("tiny", "idle", f64::NAN)]).unwrap().entries;
+        assert_eq!((known[0].node_seconds["serving"], known[1].node_seconds["idle"]), (1.5, 0.0));
+        assert_eq!(known[0].budget, "1.0 of 2 node-hours are used");
+        let wrong = |name: &str, used: &str| parse(vec![announced(name, used, 1.0)]).unwrap_err();
+        assert_eq!(wrong("a b", "idle"), AnnouncementError::InvalidEntry("a b".into()));
+        assert_eq!(wrong("a", "\n"), AnnouncementError::InvalidEntry("\n".into()));
+        let many = (0..=MAX_ENTRIES).map(|_| announced("a", "idle", 0.0)).collect();
+        assert_eq!(parse(many).unwrap_err(), AnnouncementError::TooManyEntries(MAX_ENTRIES + 1));
     }
 
     #[test]

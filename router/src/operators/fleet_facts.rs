@@ -46,6 +46,7 @@ impl Operators {
             crash_loops: crash_loops(events.grave_subjects("replica_phase", since(CRASH_LOOP_TIME))),
             nodes_lost: events.grave_subjects("node_lost", since(LOST_NODE_TIME)).len(),
             serving: serving(&view, Instant::now()),
+            budgets_end: budgets_end(&view, Instant::now()),
             is_key_file_unusable: self.page_sessions.is_key_file_unusable(),
         }
     }
@@ -56,6 +57,10 @@ fn crash_loops(failed: Vec<String>) -> usize {
     let mut failures: BTreeMap<String, usize> = BTreeMap::new();
     failed.into_iter().for_each(|replica| *failures.entry(replica).or_default() += 1);
     failures.values().filter(|count| **count >= CRASH_LOOP_FAILURES).count()
+}
+
+fn budgets_end(view: &FleetView, now: Instant) -> usize {
+    view.entries().iter().filter(|entry| entry.budget_ends_at.is_some_and(|at| at <= now + JOBS_END_TIME)).count()
 }
 
 /// How many replicas serve now and after the jobs that end soon; `None` where a controller brings

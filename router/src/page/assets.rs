@@ -24,7 +24,7 @@ const HEADERS: [(HeaderName, &str); 7] = [
 
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
-const FILES: [(&str, &str, &str); 17] = [
+const FILES: [(&str, &str, &str); 18] = [
     ("page.css", "text/css; charset=utf-8", include_str!("assets/page.css")),
     ("parts.css", "text/css; charset=utf-8", include_str!("assets/parts.css")),
     ("app.js", SCRIPT, include_str!("assets/app.js")),
@@ -42,6 +42,7 @@ const FILES: [(&str, &str, &str); 17] = [
     ("replica.js", SCRIPT, include_str!("assets/replica.js")),
     ("session.js", SCRIPT, include_str!("assets/session.js")),
     ("strip.js", SCRIPT, include_str!("assets/strip.js")),
+    ("usage.js", SCRIPT, include_str!("assets/usage.js")),
 ];
 
 pub(super) async fn document() -> Response {

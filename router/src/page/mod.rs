@@ -8,7 +8,9 @@ mod live;
 mod picture;
 mod routes;
 mod sections;
+mod usage;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
@@ -19,6 +21,7 @@ use crate::operators::Operators;
 pub(crate) use chat::{EdgePlace, PageChat, chat_routes};
 use live::Live;
 pub(crate) use routes::page_routes;
+use usage::UsageReader;
 
 /// The state that the page's routes share.
 #[derive(Debug)]
@@ -26,15 +29,16 @@ pub(crate) struct Page {
     calls: Operators,
     sessions: PageSessions,
     live: Live,
+    usage: UsageReader,
     /// Cancelled when the page serves nobody any more.
     end: CancellationToken,
 }
 
 impl Page {
     /// Starts the page's task, which gathers every second while somebody looks.
-    pub(crate) fn start(calls: Operators, tasks: &BackgroundTasks, end: CancellationToken) -> Arc<Self> {
+    pub(crate) fn start(calls: Operators, usage_dir: PathBuf, tasks: &BackgroundTasks, end: CancellationToken) -> Arc<Self> {
         let sessions = calls.page_sessions.clone();
-        let page = Arc::new(Self { calls, sessions, live: Live::default(), end });
+        let page = Arc::new(Self { calls, sessions, live: Live::default(), usage: UsageReader::new(usage_dir), end });
         let gathered = page.clone();
         tasks.spawn(async move { gathered.live.gather_while_watched(&gathered.calls).await });
         page

@@ -13,6 +13,7 @@ use http::header::CONTENT_TYPE;
 use serde::{Deserialize, Serialize};
 use tonic::{Code, Status};
 
+use super::usage::{EntryPicture, Usage};
 use super::{Page, assets};
 use crate::fleet::ReplicaOrder;
 use crate::keys::{NoSession, PageRights, page_session};
@@ -35,6 +36,7 @@ pub(crate) fn page_routes(page: Arc<Page>) -> Router {
         .route("/page/steps/replica/{*id}", get(replica_steps))
         .route("/page/steps/tenant/{name}", get(tenant_steps))
         .route("/page/logs/{*replica}", get(log))
+        .route("/page/usage", get(usage))
         .route("/page/orders", post(order))
         .route("/page/{part}/{*rest}", any(unknown));
     let with_headers = |mut response: Response| async {
@@ -110,6 +112,22 @@ async fn log(State(page): State<Arc<Page>>, Path(replica): Path<String>) -> Resp
         Ok(answered) => Json(serde_json::json!({ "lines": answered.lines })).into_response(),
         Err(status) => refuse(status_code(&status), status.message()),
     }
+}
+
+#[derive(Serialize)]
+struct UsageAnswer<'a> {
+    #[serde(flatten)]
+    usage: Usage,
+    entries: Vec<EntryPicture<'a>>,
+}
+
+async fn usage(State(page): State<Arc<Page>>) -> Response {
+    let usage = match page.usage.read().await {
+        Ok(usage) => usage,
+        Err(error) => return refuse(StatusCode::INTERNAL_SERVER_ERROR, &format!("the usage cannot be read: {error}")),
+    };
+    let view = page.calls.fleet.view();
+    Json(UsageAnswer { usage, entries: view.entries().iter().map(EntryPicture::from).collect() }).into_response()
 }
 
 #[derive(Debug, Clone, Copy, Deserialize)]

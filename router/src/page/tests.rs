@@ -43,7 +43,7 @@ async fn started(tasks: &BackgroundTasks) -> Arc<Page> {
         admin_address: SocketAddr::from(([127, 0, 0, 1], 1)),
     };
     calls.watch_fleet(tasks);
-    Page::start(calls, tasks, CancellationToken::new())
+    Page::start(calls, PathBuf::new(), tasks, CancellationToken::new())
 }
 
 fn sign_in(page: &Page) -> String {

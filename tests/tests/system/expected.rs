@@ -148,3 +148,16 @@ async fn an_invalid_announcement_is_refused_and_the_last_one_stands() {
     assert!(refused.message().contains("control characters"), "{}", refused.message());
     assert_eq!(listed(&fleet).await, [MODEL]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_model_whose_budget_has_ended_is_refused_at_once_with_the_reason() {
+    let fleet = Fleet::launch(Setup::agents(0)).await;
+    fleet.admin().expect_no_more(MODEL, "its budget has ended (20.0 of 20 node-hours are used)").await;
+    until_demand(&fleet, "the announced model", |_| true).await;
+    let asked = tokio::time::Instant::now();
+    let answer = ask(&fleet).await.unwrap();
+    assert_eq!(answer.status, 503, "{}", answer.text());
+    // A router that has just started waits for agents of the one before.
+    assert!(asked.elapsed() < Duration::from_secs(5));
+    assert!(answer.message().contains("its budget has ended (20.0 of 20 node-hours are used)"), "{}", answer.text());
+}

@@ -14,6 +14,7 @@ fn entry(name: &str, model: &str) -> FleetEntry {
         queue: String::new(),
         account: String::new(),
         resources: String::new(),
+        budget: hostler_cluster::Budget::default(),
         asked: 0,
         engine_args: Vec::new(),
     }

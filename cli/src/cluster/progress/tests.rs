@@ -24,6 +24,7 @@ fn entry(ready: u32, jobs: Vec<JobStatus>) -> EntryStatus {
         given_up: false,
         asked: 0,
         limited: None,
+        budget: None,
         refusal: String::new(),
     }
 }

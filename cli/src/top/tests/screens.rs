@@ -136,7 +136,13 @@ fn hostile() -> TopModel {
     let fleet = wire::ListResponse {
         router_version: evil.into(),
         nodes: vec![node],
-        gone_jobs: vec![wire::GoneJob { node: evil.into(), job: Some(job), gone_ms_ago: 1, reason: evil.into() }],
+        gone_jobs: vec![wire::GoneJob {
+            node: evil.into(),
+            job: Some(job),
+            gone_ms_ago: 1,
+            reason: evil.into(),
+            ..wire::GoneJob::default()
+        }],
         demand: vec![wire::ModelDemand { model: evil.into(), ..wire::ModelDemand::default() }],
         tenants: vec![wire::TenantUse { name: evil.into(), in_flight: 1, left: 0.5 }],
         ..wire::ListResponse::default()

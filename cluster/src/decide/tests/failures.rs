@@ -37,6 +37,23 @@ fn a_refused_submission_is_repeated_with_growing_pauses() {
 }
 
 #[test]
+fn a_job_that_was_told_to_leave_has_not_failed() {
+    let mut scene = Scene::fixed(1);
+    scene.step();
+    for number in 0..4 {
+        let id = format!("j{number}");
+        scene.queue(&id);
+        scene.step();
+        scene.start(&id);
+        scene.pass(20);
+        scene.left.push(id.clone());
+        scene.end(&id);
+        assert_eq!(scene.step(), submit(1), "the scheduler has preempted it while it loaded");
+    }
+    assert_eq!(scene.memory.failures(), 0);
+}
+
+#[test]
 fn a_job_that_dies_is_resubmitted_with_growing_pauses() {
     for skew in SKEWS {
         let mut scene = Scene { skew, ..Scene::fixed(1) };

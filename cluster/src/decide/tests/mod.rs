@@ -1,5 +1,6 @@
 //! Each rule as a sentence. `simulation` tests what all of them do together.
 
+mod budgets;
 mod failures;
 mod renewal;
 mod restarts;
@@ -29,6 +30,8 @@ struct Scene {
     memory: Memory,
     jobs: Vec<ObservedJob>,
     demand: Demand,
+    /// Jobs whose agents were told to leave.
+    left: Vec<String>,
     now: u64,
     /// Form of the jobs submitted now.
     form: u64,
@@ -48,9 +51,19 @@ impl Scene {
             queue: String::new(),
             account: String::new(),
             resources: String::new(),
+            budget: crate::budget::Budget::default(),
             asked: 0,
         };
-        Self { entry, memory: Memory::default(), jobs: Vec::new(), demand: Demand::default(), now: 1_000_000, form: 0, skew: 0 }
+        Self {
+            entry,
+            memory: Memory::default(),
+            jobs: Vec::new(),
+            demand: Demand::default(),
+            left: Vec::new(),
+            now: 1_000_000,
+            form: 0,
+            skew: 0,
+        }
     }
 
     fn fixed(nodes: u32) -> Self {
@@ -142,7 +155,7 @@ impl Scene {
     }
 
     fn step(&mut self) -> Vec<Action> {
-        let observation = Observation { jobs: self.jobs.clone(), demand: self.demand, form: self.form };
+        let observation = Observation { jobs: self.jobs.clone(), left: self.left.clone(), demand: self.demand, form: self.form };
         let (actions, memory) = decide(&self.entry, &observation, &self.memory, at(self.now));
         self.memory = memory;
         self.now += 5;

@@ -96,8 +96,9 @@ fn decisions_do_not_depend_on_the_order_of_jobs() {
     let mut scene = Scene::serving(4);
     scene.end_in("j2", 2 * MINUTE);
     scene.jobs[2].node = NodeState::Failed;
-    let forward = Observation { jobs: scene.jobs.clone(), demand: scene.demand, form: scene.form };
-    let backward = Observation { jobs: scene.jobs.iter().rev().cloned().collect(), demand: scene.demand, form: scene.form };
+    let forward = Observation { jobs: scene.jobs.clone(), demand: scene.demand, form: scene.form, ..Observation::default() };
+    let backward =
+        Observation { jobs: scene.jobs.iter().rev().cloned().collect(), demand: scene.demand, form: scene.form, ..Observation::default() };
     let now = at(scene.now);
     assert_eq!(decide(&scene.entry, &forward, &scene.memory, now), decide(&scene.entry, &backward, &scene.memory, now));
 }

@@ -11,6 +11,7 @@ import { advice, apply, concerns, findingName, model, noteEvent, replicas, serve
 import { openDetail, updateDetail } from "./replica.js";
 import { Refused, restore, signIn, watch } from "./session.js";
 import { drawStrip, prepareStrip, stripTable } from "./strip.js";
+import { prepareUsage } from "./usage.js";
 
 const MAX_CONCERNS = 6;
 const MAX_EVENTS = 200;
@@ -35,6 +36,7 @@ prepareStrip();
 prepareFleet(openDetail);
 prepareRequests();
 prepareChat();
+prepareUsage();
 for (const details of document.querySelectorAll("details.numbers")) details.addEventListener("toggle", drawTables);
 
 function drawHealth() {

@@ -169,6 +169,7 @@ const FINDINGS = {
   "replica-quarantined": "a replica is quarantined",
   "node-lost": "a node was lost",
   "jobs-end": "most jobs end soon",
+  "budget-ends": "a budget ends",
   "key-file-unusable": "the key file cannot be used",
 };
 

@@ -104,9 +104,16 @@ impl Admin {
 
     /// Announces a model as a controller does.
     pub(crate) async fn expect(self, name: &str, expected_in_ms: Option<u64>, reason: &str) -> Result<(), Status> {
-        let model = ExpectedModel { names: vec![name.to_owned()], expected_in_ms, reason: reason.to_owned(), alias: String::new() };
-        let request = ExpectRequest { models: vec![model] };
+        let model = ExpectedModel { names: vec![name.to_owned()], expected_in_ms, reason: reason.to_owned(), ..ExpectedModel::default() };
+        let request = ExpectRequest { models: vec![model], ..ExpectRequest::default() };
         soon("an announcement's answer", async { self.client().await?.expect(request).await.map(|_| ()) }).await
+    }
+
+    /// Announces a model that will not come, as a controller whose budget has ended.
+    pub(crate) async fn expect_no_more(self, name: &str, reason: &str) {
+        let model = ExpectedModel { names: vec![name.to_owned()], reason: reason.to_owned(), is_over: true, ..ExpectedModel::default() };
+        let request = ExpectRequest { models: vec![model], ..ExpectRequest::default() };
+        soon("an announcement's answer", async { self.client().await.unwrap().expect(request).await.unwrap() }).await;
     }
 
     /// Clients' demand for a model, if it is attached or expected.
