@@ -3,10 +3,10 @@
 //! It asks for the fleet's address and key over ssh, and forwards a local port over the same
 //! connection, so people log in once. All of it ends with ssh, and ssh ends with it.
 
-use std::fs::{DirBuilder, Permissions};
+use std::fs::Permissions;
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, Ipv6Addr, TcpListener};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
@@ -20,9 +20,9 @@ use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::timeout;
 
-use crate::env::{ClientAccess, Shell, say_exports};
-use crate::output::complain;
-use crate::trust::write_bundle;
+use crate::env::{ClientAccess, OperatorAccess, Shell, say_exports};
+use crate::output::{complain, say};
+use crate::trust::{bundle_of, write_bundle};
 
 /// Time for the login: a person may have to find a one-time password first.
 const LOGIN_TIMEOUT: Duration = Duration::from_secs(180);
@@ -80,6 +80,30 @@ pub(crate) async fn connect(args: &ConnectArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// What operators' commands of this machine reach the fleet by.
+struct ForwardedOperators {
+    /// Out of others' reach.
+    socket: PathBuf,
+    /// Whether links to the page are good on this machine.
+    has_page: bool,
+    /// In ssh's form.
+    forwardings: Vec<String>,
+}
+
+/// Which commands of operators work on this machine.
+fn describe_operators(operators: Option<&ForwardedOperators>) -> String {
+    match operators {
+        Some(ForwardedOperators { has_page: true, .. }) => {
+            "with HOSTLER_ADMIN set, `hostler ps`, `top`, `explain` and the like show it here, and `hostler page` its page".to_owned()
+        }
+        Some(_) => {
+            "with HOSTLER_ADMIN set, `hostler ps`, `top`, `explain` and the like show it here; its page has a port that another program has here"
+                .to_owned()
+        }
+        None => "`hostler ps`, `top` and the page work on that host alone".to_owned(),
+    }
+}
+
 impl<'a> SshConnection<'a> {
     fn open(destination: &'a str) -> anyhow::Result<Self> {
         // The kernel's limit for socket paths leaves no room for a longer folder.
@@ -109,14 +133,23 @@ impl<'a> SshConnection<'a> {
         let access = answer.with_context(|| format!("{} did not answer within {} s", args.destination, LOGIN_TIMEOUT.as_secs()))??;
         let port = find_port(args.port)?;
         let (local, mut forwarding) = self.forward(&access, port).await?;
+        let mut operators = self.forward_operators(access.operators.as_ref()).await?;
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-        let bundle = local.authority.as_ref().map(|authority| write_bundle(bundle_file(&args.destination)?, authority, variable));
+        let bundle = local.authority.as_ref().map(|authority| write_bundle(bundle_of(&args.destination)?, authority, variable));
         say_exports(Shell::Sh, &local, bundle.transpose()?.as_ref(), variable);
+        if let Some(ForwardedOperators { socket, .. }) = &operators {
+            say(&Shell::Sh.export("HOSTLER_ADMIN", &socket.display().to_string()));
+        }
         complain(&format!("{} is the fleet on {}, until this command ends (Ctrl-C)", local.base_url, access.host));
+        complain(&describe_operators(operators.as_ref()));
         while let Some(line) = self.lines.next_line().await? {
             let Ok(moved) = serde_json::from_str::<ClientAccess>(&line) else { continue };
             self.order("cancel", &forwarding).await?;
             forwarding = self.forward(&moved, port).await?.1;
+            for forwarding in operators.iter().flat_map(|former| &former.forwardings) {
+                self.order("cancel", forwarding).await?;
+            }
+            operators = self.forward_operators(moved.operators.as_ref()).await?;
             complain(&format!("the fleet is on {} now; {} is good as before", moved.host, local.base_url));
         }
         let ended = self.master.wait().await?;
@@ -139,16 +172,37 @@ impl<'a> SshConnection<'a> {
     /// Forwards a port of this machine to the fleet's edge. Also returns the forwarding in ssh's
     /// form.
     async fn forward(&self, access: &ClientAccess, port: u16) -> anyhow::Result<(ClientAccess, String)> {
-        let target = read_authority(&access.base_url);
-        let target = target.with_context(|| {
-            format!("the fleet's controller is of an older release, without TLS at {}: end it and start it again", access.base_url)
-        })?;
+        let (scheme, target) = split_base(&access.base_url).with_context(|| format!("{} is no address of an edge", access.base_url))?;
         let forwarding = format!("localhost:{port}:{target}");
         if !self.order("forward", &forwarding).await? {
             bail!("ssh cannot forward port {port} of this machine: choose another one with --port");
         }
         // The fleet's certificate has the name `localhost`, too.
-        Ok((ClientAccess { base_url: format!("https://localhost:{port}/v1"), ..access.clone() }, forwarding))
+        Ok((ClientAccess { base_url: format!("{scheme}://localhost:{port}/v1"), ..access.clone() }, forwarding))
+    }
+
+    /// Forwards a socket of this folder to that of the fleet's operators, and a port to its page.
+    /// `None` where the fleet says of none, as that of a controller in a job.
+    async fn forward_operators(&self, access: Option<&OperatorAccess>) -> anyhow::Result<Option<ForwardedOperators>> {
+        let Some(access) = access else { return Ok(None) };
+        let socket = self.folder.path().join("operators.sock");
+        // A forwarding that was cancelled leaves its socket.
+        let _ = std::fs::remove_file(&socket);
+        let to_socket = format!("{}:{}", socket.display(), access.socket.display());
+        if !self.order("forward", &to_socket).await? {
+            return Ok(None);
+        }
+        // The page's links name the port that it has there.
+        let page = access.page.rsplit_once(':').and_then(|(_, port)| port.parse().ok()).filter(|port| find_port(Some(*port)).is_ok());
+        let mut forwardings = vec![to_socket];
+        if let Some(port) = page {
+            let to_page = format!("localhost:{port}:{}", access.page);
+            if self.order("forward", &to_page).await? {
+                forwardings.push(to_page);
+            }
+        }
+        let has_page = forwardings.len() > 1;
+        Ok(Some(ForwardedOperators { socket, has_page, forwardings }))
     }
 
     /// Makes the connection begin or end a forwarding; `false` if it does not.
@@ -166,22 +220,6 @@ impl<'a> SshConnection<'a> {
             let _ = self.master.start_kill();
         }
     }
-}
-
-/// File on this host with the certificates for clients of the fleet.
-///
-/// The file stays: shells refer to it after the connection has ended, and could reach nobody by TLS
-/// without it.
-fn bundle_file(destination: &str) -> anyhow::Result<PathBuf> {
-    let folder = hostler_boot::home::state_dir().context("there is no home folder to keep certificates in")?.join("hostler/connect");
-    let made = DirBuilder::new().recursive(true).mode(0o700).create(&folder);
-    made.with_context(|| format!("cannot make {}", folder.display()))?;
-    Ok(std::path::absolute(folder)?.join(bundle_name(destination)))
-}
-
-/// File name that differs for each host.
-fn bundle_name(destination: &str) -> String {
-    format!("{}.pem", destination.replace('%', "%25").replace('/', "%2F"))
 }
 
 /// ssh with the connection of this folder. It asks for passwords on the terminal, so it stays in
@@ -205,9 +243,10 @@ fn find_port(requested: Option<u16>) -> anyhow::Result<u16> {
     }
 }
 
-/// `HOST:PORT` of an address with TLS, as the fleet's host reaches it.
-fn read_authority(url: &str) -> Option<&str> {
-    url.strip_prefix("https://")?.split('/').next()
+/// Scheme and `HOST:PORT` of an edge, as its host reaches it.
+fn split_base(url: &str) -> Option<(&str, &str)> {
+    let (scheme, rest) = url.split_once("://").filter(|(scheme, _)| ["http", "https"].contains(scheme))?;
+    Some((scheme, rest.split('/').next()?))
 }
 
 /// Explains why a host did not report a fleet. Messages of the host or of ssh are on standard
@@ -227,16 +266,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_an_address_with_tls_is_forwarded() {
-        assert_eq!(read_authority("https://127.0.0.1:41237/v1"), Some("127.0.0.1:41237"));
-        assert_eq!(read_authority("https://login1:8000"), Some("login1:8000"));
-        assert!(["http://127.0.0.1:41237/v1", "localhost:1", ""].into_iter().all(|url| read_authority(url).is_none()));
-    }
-
-    #[test]
-    fn each_host_has_its_own_certificate_bundle() {
-        assert_eq!(bundle_name("me@login"), "me@login.pem");
-        assert_eq!(bundle_name("ssh://me@login:22"), "ssh:%2F%2Fme@login:22.pem");
+    fn an_edge_keeps_its_scheme() {
+        assert_eq!(split_base("https://127.0.0.1:41237/v1"), Some(("https", "127.0.0.1:41237")));
+        assert_eq!(split_base("http://localhost:8000/v1"), Some(("http", "localhost:8000")));
+        assert!(["ftp://127.0.0.1:41237/v1", "localhost:1", ""].into_iter().all(|url| split_base(url).is_none()));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! `hostler env`: how programs on this host reach the fleet, as lines for a shell or as JSON.
 
 use std::fs;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use crate::host_names::this_host;
 use crate::local_fleet::find_local_fleet;
 use crate::output::{complain, say};
 use crate::settings::cluster_config;
-use crate::trust::{ADDING_VARIABLE, Bundle, REPLACING_VARIABLES, write_bundle};
+use crate::trust::{ADDING_VARIABLE, Bundle, REPLACING_VARIABLES, bundle_of, write_bundle};
 use crate::up_record::UpRouter;
 
 /// Names that must bypass a proxy. Clients look a name up as it is written, so both are needed.
@@ -40,6 +41,10 @@ pub(crate) struct EnvArgs {
     /// The model or the process, where several run on this machine, each in a `hostler up` of its
     /// own.
     model: Option<String>,
+    /// Reach the fleet of somebody else, who has made this file for you with `hostler keys create
+    /// --invite`.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["follow", "model"])]
+    access: Option<PathBuf>,
     /// For which shell the lines are.
     #[arg(long, value_enum, default_value_t, conflicts_with = "json")]
     shell: Shell,
@@ -57,7 +62,7 @@ pub(crate) enum Shell {
 }
 
 impl Shell {
-    fn export(self, name: &str, value: &str) -> String {
+    pub(crate) fn export(self, name: &str, value: &str) -> String {
         // Quoting fails only for NUL, which neither the environment nor a key or an address
         // contains.
         let word = shlex::try_quote(value).unwrap_or_default();
@@ -82,10 +87,24 @@ pub(crate) struct ClientAccess {
     /// Certificate in PEM by which clients verify the fleet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) authority: Option<String>,
+    /// For its own user, where its router runs on that host outside of a job.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) operators: Option<OperatorAccess>,
+}
+
+/// How operators reach a router, on its host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct OperatorAccess {
+    pub(crate) socket: PathBuf,
+    /// Address of the admin listener with the page, `HOST:PORT`.
+    pub(crate) page: String,
 }
 
 pub(crate) async fn env(args: &EnvArgs, config: Option<&Path>) -> anyhow::Result<()> {
     let model = args.model.as_deref();
+    if let Some(file) = &args.access {
+        return env_of_others(file, args);
+    }
     let access = read_access(config, model).await?;
     if args.json {
         say(&serde_json::to_string(&access)?);
@@ -101,6 +120,41 @@ pub(crate) async fn env(args: &EnvArgs, config: Option<&Path>) -> anyhow::Result
         describe_entries(&folder)?.iter().for_each(|line| complain(line));
     }
     Ok(())
+}
+
+/// How to reach somebody else's fleet, as its owner has written it down.
+fn env_of_others(file: &Path, args: &EnvArgs) -> anyhow::Result<()> {
+    let access: ClientAccess = serde_json::from_str(&read_private(file)?)
+        .with_context(|| format!("{} is no file that `hostler keys create --invite` has made", file.display()))?;
+    if args.json {
+        say(&serde_json::to_string(&access)?);
+        return Ok(());
+    }
+    let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let bundle = access.authority.as_ref().map(|authority| write_bundle(bundle_of(address_of(&access.base_url))?, authority, variable));
+    say_exports(args.shell, &access, bundle.transpose()?.as_ref(), variable);
+    Ok(())
+}
+
+/// How others reach the fleet, without a key.
+///
+/// # Errors
+/// When it is reached from its own host alone, or is not up.
+pub(crate) async fn access_of_others(config: Option<&Path>) -> anyhow::Result<ClientAccess> {
+    let access = read_access(config, None).await?;
+    let host = host_of(&access.base_url);
+    let is_of_host = host == "localhost" || host.trim_matches(['[', ']']).parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
+    ensure!(
+        !is_of_host,
+        "the edge at {} is for programs of this host: `hostler init --share` says how to open a port for others",
+        access.base_url
+    );
+    ensure!(
+        access.authority.is_some(),
+        "the edge at {} has no TLS by your fleet's authority, so others' keys could be read",
+        access.base_url
+    );
+    Ok(ClientAccess { api_key: String::new(), socket: None, operators: None, ..access })
 }
 
 /// Reports how to reach the fleet whenever that changes, as long as somebody listens.
@@ -143,7 +197,9 @@ fn access_to_up(router: &UpRouter) -> anyhow::Result<ClientAccess> {
         None => NO_KEY.to_owned(),
     };
     let authority = router.authority.as_ref().map(|file| read_certificate(file)).transpose()?;
-    Ok(ClientAccess { host: this_host(), base_url: router.base_url.clone(), api_key, socket: None, authority })
+    let operators = OperatorAccess { socket: router.operators_socket.clone(), page: router.admin.clone() };
+    let operators = Some(operators).filter(|operators| !operators.page.is_empty());
+    Ok(ClientAccess { host: this_host(), base_url: router.base_url.clone(), api_key, socket: None, authority, operators })
 }
 
 fn read_key(file: &Path) -> anyhow::Result<Secret> {
@@ -167,12 +223,15 @@ fn access_to_jobs(folder: &FleetFolder) -> anyhow::Result<ClientAccess> {
     let key = read_key(&endpoint.key_file)?;
     let socket = endpoint.edge_socket.filter(|socket| endpoint.host == this_host && socket.exists());
     let authority = endpoint.authority.as_deref().map(read_certificate);
+    let is_process_here = endpoint.job.is_none() && endpoint.host == this_host;
+    let operators = is_process_here.then(|| OperatorAccess { socket: endpoint.operators_socket.clone(), page: endpoint.admin.clone() });
     Ok(ClientAccess {
         base_url: format!("{}/v1", endpoint.edge),
         host: endpoint.host,
         api_key: key.reveal().to_owned(),
         socket,
         authority: authority.transpose()?,
+        operators,
     })
 }
 
@@ -230,10 +289,15 @@ fn exports(shell: Shell, access: &ClientAccess, bundle: Option<&Bundle>, variabl
     lines
 }
 
+/// `HOST:PORT` of a base URL.
+fn address_of(base_url: &str) -> &str {
+    base_url.split("://").nth(1).unwrap_or_default().split('/').next().unwrap_or_default()
+}
+
 /// Host of a base URL.
 fn host_of(base_url: &str) -> &str {
-    let authority = base_url.split("://").nth(1).unwrap_or_default().split('/').next().unwrap_or_default();
-    authority.rsplit_once(':').map_or(authority, |(host, _)| host)
+    let address = address_of(base_url);
+    address.rsplit_once(':').map_or(address, |(host, _)| host)
 }
 
 /// Adds this host's loopback and the fleet's host to the list, each once.

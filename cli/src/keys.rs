@@ -8,6 +8,7 @@ use anyhow::Context;
 use clap::{Args, Subcommand, ValueEnum};
 use hostler_router::keys::{KeyEntry, KeyLimits, KeyStatus, Role, Secret, Timestamp, change, find_key_id, list as entries};
 
+use crate::env::{ClientAccess, access_of_others};
 use crate::output::{Side, complain, say, table};
 use crate::secret_output::SecretOutput;
 use crate::settings::keys_file;
@@ -16,7 +17,7 @@ use crate::settings::keys_file;
 pub(crate) enum Keys {
     /// Make a key. It is written to --out FILE or to standard output, this once: the key file keeps
     /// only its SHA-256.
-    Create(CreateKeyArgs),
+    Create(Box<CreateKeyArgs>),
     /// Show the keys, without what is secret of them.
     List(ListKeysArgs),
     /// End a key's validity, now or some time from now; requests that run go on.
@@ -52,8 +53,12 @@ pub(crate) struct CreateKeyArgs {
     /// Write it into this file, which only you can read, instead of printing it.
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Replace what is in the file of --out.
-    #[arg(long, requires = "out")]
+    /// Write all that a colleague needs into this file, which only you can read: key, address and
+    /// certificate of your fleet. `eval "$(hostler env --access FILE)"` reads it.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["out", "file"])]
+    invite: Option<PathBuf>,
+    /// Replace what is in the file of --out or --invite.
+    #[arg(long)]
     force: bool,
     #[command(flatten)]
     limits: LimitArgs,
@@ -118,9 +123,9 @@ pub(crate) struct RevokeKeyArgs {
     file: FileArgs,
 }
 
-pub(crate) fn keys(command: &Keys, config: Option<&Path>) -> anyhow::Result<()> {
+pub(crate) async fn keys(command: &Keys, config: Option<&Path>) -> anyhow::Result<()> {
     match command {
-        Keys::Create(args) => create(args, config),
+        Keys::Create(args) => create(args, config).await,
         Keys::List(args) => {
             let entries = entries(&locate_key_file(&args.file, config)?.path)?;
             let now = SystemTime::now();
@@ -161,10 +166,12 @@ fn locate_key_file(args: &FileArgs, config: Option<&Path>) -> anyhow::Result<Key
     Ok(KeyFileLocation { is_read: path == configured, is_default, path })
 }
 
-fn create(args: &CreateKeyArgs, config: Option<&Path>) -> anyhow::Result<()> {
+async fn create(args: &CreateKeyArgs, config: Option<&Path>) -> anyhow::Result<()> {
+    let access = if args.invite.is_some() { Some(access_of_others(config).await?) } else { None };
+    let out = args.out.as_ref().or(args.invite.as_ref());
     let KeyFileLocation { path, is_read, is_default } = locate_key_file(&args.file, config)?;
     let now = SystemTime::now();
-    let output = SecretOutput::prepare(args.out.as_deref(), args.force)?;
+    let output = SecretOutput::prepare(out.map(PathBuf::as_path), args.force)?;
     let changed = change(&path, true, |entries| {
         let secret = unused_secret(entries).map_err(|error| format!("the system gives no random numbers: {error}"))?;
         let entry = entry(args, &secret, now);
@@ -172,10 +179,17 @@ fn create(args: &CreateKeyArgs, config: Option<&Path>) -> anyhow::Result<()> {
         Ok((secret, entry))
     });
     let (secret, made) = changed.inspect_err(|_| output.withdraw())?;
-    let written = output.write(secret.reveal());
+    let text = match access {
+        Some(access) => serde_json::to_string(&ClientAccess { api_key: secret.reveal().to_owned(), ..access })?,
+        None => secret.reveal().to_owned(),
+    };
+    let written = output.write(&text);
     written.with_context(|| format!("the key {0} was made but cannot be written: revoke it with `hostler keys revoke {0}`", made.id))?;
     let until = made.expires.map(|expires| format!(", valid until {}", String::from(expires))).unwrap_or_default();
-    let kept = match &args.out {
+    let kept = match out {
+        Some(file) if args.invite.is_some() => {
+            format!("give {} to its user alone, for `hostler env --access FILE`", file.display())
+        }
         Some(file) => format!("the key itself is in {}, which only you can read", file.display()),
         None => "keep the line above, it is not shown again".to_owned(),
     };

@@ -348,7 +348,7 @@ fn run(mut cli: Cli, given: CommandFlags<'_>, adjust_router: AdjustRouter) -> an
         Command::Sleep(args) => runtime.block_on(operate::sleep(&args)),
         Command::Wake(args) => runtime.block_on(operate::wake(&args)),
         Command::Lora(command) => runtime.block_on(lora::lora(&command)),
-        Command::Keys(command) => keys::keys(&command, file.as_deref()),
+        Command::Keys(command) => runtime.block_on(keys::keys(&command, file.as_deref())),
         Command::Init(args) => runtime.block_on(init::init(&args, file.as_deref())),
         Command::Env(args) => runtime.block_on(env::env(&args, file.as_deref())),
         Command::Connect(args) => runtime.block_on(connect::connect(&args)),

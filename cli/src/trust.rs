@@ -4,7 +4,8 @@
 //! Variables that name such a file replace the host's own, so a file with only the authority would
 //! break all other programs of the shell.
 
-use std::fs;
+use std::fs::{self, DirBuilder};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -28,6 +29,22 @@ pub(crate) struct Bundle {
     /// Whether the file includes what the host trusts. Otherwise it cannot replace a client's own
     /// certificates.
     pub(crate) has_roots: bool,
+}
+
+/// File on this host with the certificates for clients of a fleet elsewhere, which this names.
+///
+/// The file stays: shells refer to it after a connection has ended, and could reach nobody by TLS
+/// without it.
+pub(crate) fn bundle_of(fleet: &str) -> anyhow::Result<PathBuf> {
+    let folder = hostler_boot::home::state_dir().context("there is no home folder to keep certificates in")?.join("hostler/connect");
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(&folder);
+    made.with_context(|| format!("cannot make {}", folder.display()))?;
+    Ok(std::path::absolute(folder)?.join(bundle_name(fleet)))
+}
+
+/// File name that differs for each fleet.
+fn bundle_name(fleet: &str) -> String {
+    format!("{}.pem", fleet.replace('%', "%25").replace('/', "%2F"))
 }
 
 /// Writes the file, unless it already has this content.
@@ -63,6 +80,12 @@ fn find_roots(bundle: &Path, variable: impl Fn(&str) -> Option<String>, system: 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_fleet_elsewhere_has_its_own_certificate_bundle() {
+        assert_eq!(bundle_name("me@login"), "me@login.pem");
+        assert_eq!(bundle_name("ssh://me@login:22"), "ssh:%2F%2Fme@login:22.pem");
+    }
 
     #[test]
     fn a_bundle_adds_the_fleets_authority_to_trusted_roots_once() {

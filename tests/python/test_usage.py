@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 from pathlib import Path
 
 import httpx2
@@ -130,6 +131,50 @@ def test_a_budget_ends_a_model_by_itself(tmp_path):
         assert used >= 21.6, used
         login.succeed(*up, "--", "--served-model-name", "chat")
         assert login.answers()
+        login.succeed("down")
+    finally:
+        print(login.log())
+        login.stop()
+
+
+@pytest.mark.jobs
+def test_a_colleague_is_invited_to_a_shared_fleet_and_counted(tmp_path):
+    login = LoginNode("pbs")
+    try:
+        assert login.hostler("init", "--share", "0").returncode == 0
+        text = login.settings.read_text()
+        assert 'listen = "0.0.0.0:0"' in text, text
+        login.settings.write_text(text.partition("\n[cluster]")[0] + login.cluster)
+        refused = login.hostler("keys", "create", "--name", "bob", "--invite", str(tmp_path / "early.json"))
+        assert refused.returncode == 1 and not (tmp_path / "early.json").exists(), refused
+        login.succeed("up", "org/chat", "--nodes", "1", "--walltime", "0:10:00", "--", "--served-model-name", "chat")
+        invitation = tmp_path / "bob.json"
+        made = login.hostler("keys", "create", "--name", "bob", "--requests-per-minute", "3", "--invite", str(invitation))
+        assert made.returncode == 0 and "give " in made.stderr and invitation.stat().st_mode & 0o77 == 0, made
+        assert set(json.loads(invitation.read_text())) == {"host", "base_url", "api_key", "authority"}
+
+        # Bob has nothing of the owner's but this file and the program.
+        home = {"HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state"), "XDG_CONFIG_HOME": str(tmp_path / "config")}
+        ask = (
+            f'set -e; lines=$("{login.program}" env --access {invitation}); eval "$lines"; '
+            "curl -s $OPENAI_BASE_URL/completions -H \"Authorization: Bearer $OPENAI_API_KEY\" "
+            "-H 'content-type: application/json' -d '{\"model\": \"chat\", \"prompt\": \"a\", \"max_tokens\": 4}'"
+        )
+        variables = {"PATH": os.environ["PATH"]} | home
+        def answer() -> dict:
+            asked = subprocess.run(["bash", "-c", ask], env=variables, capture_output=True, text=True, timeout=START, check=False)
+            assert asked.returncode == 0, asked
+            return json.loads(asked.stdout)
+
+        # The router looks at its keys every second.
+        answers: list[dict] = []
+        wait_until(lambda: (answers.append(answer()) or "usage" in answers[-1]), START, "the key counts")
+        answers = answers[-1:] + [answer() for _ in range(3)]
+        assert [("usage" in answer) for answer in answers] == [True, True, True, False], answers
+        assert "rate_limit" in json.dumps(answers[3]), answers[3]
+        wait_until(lambda: any(row["tenant"] == "bob" for row in json.loads(login.succeed("usage", "--json"))["tokens"]), START, "bob is counted")
+        rows = [row for row in json.loads(login.succeed("usage", "--json"))["tokens"] if row["tenant"] == "bob" and row["model"] == "chat"]
+        assert sum(row["answer_tokens"] for row in rows) == 12, rows
         login.succeed("down")
     finally:
         print(login.log())

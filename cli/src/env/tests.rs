@@ -11,6 +11,7 @@ fn access() -> ClientAccess {
         api_key: "hk_abc".into(),
         socket: None,
         authority: None,
+        operators: None,
     }
 }
 

@@ -82,14 +82,14 @@ pub(super) async fn make_missing(args: &InitArgs, config: Option<&Path>) -> anyh
     match existing {
         Some(existing) => {
             tell("settings", false, existing);
-            let lines = missing_lines(&files, &router, &settings::cluster_config(Some(existing))?, site.as_deref());
+            let lines = missing_lines(&files, (&router, args.share), &settings::cluster_config(Some(existing))?, site.as_deref());
             if !lines.is_empty() {
                 say(&format!("to add      these lines to {}, which init does not change:\n\n{}", existing.display(), lines.trim_end()));
             }
         }
         None => {
             let site = site.map_or_else(sites::read_of_host, Ok);
-            write_new(&files.settings, settings_text(&files, site.as_deref().ok()).as_bytes())?;
+            write_new(&files.settings, settings_text(&files, args.share, site.as_deref().ok()).as_bytes())?;
             tell("settings", true, &files.settings);
             say(match site {
                 Ok(_) => "next        fill in [cluster] of the settings, then `hostler doctor`",
@@ -187,7 +187,7 @@ fn make_folder(folder: &Path) -> anyhow::Result<()> {
     made.with_context(|| format!("cannot make {}", folder.display()))
 }
 
-fn settings_text(files: &UserFiles, site: Option<&str>) -> String {
+fn settings_text(files: &UserFiles, share: Option<u16>, site: Option<&str>) -> String {
     let (authority, keys) = (quote(&files.authority), quote(&files.keys));
     let (certificate, key) = (quote(&files.certificate), quote(&files.certificate_key));
     let trusted = files.authority.join("ca.crt");
@@ -198,10 +198,11 @@ fn settings_text(files: &UserFiles, site: Option<&str>) -> String {
          tls_dir = {authority}\n\
          keys_file = {keys}\n\
          # An edge that other hosts reach; its clients trust {}.\n\
-         # listen = \"0.0.0.0:8000\"\n\
+         {}\n\
          # tls_cert = {certificate}\n\
          # tls_key = {key}\n",
         trusted.display(),
+        share.map_or_else(|| "# listen = \"0.0.0.0:8443\"".to_owned(), listen_line),
     );
     if let Some(site) = site {
         text.push('\n');
@@ -211,10 +212,13 @@ fn settings_text(files: &UserFiles, site: Option<&str>) -> String {
 }
 
 /// Lines that an existing configuration file lacks; empty if it lacks none.
-fn missing_lines(files: &UserFiles, router: &RouterConfig, cluster: &ClusterConfig, site: Option<&str>) -> String {
+fn missing_lines(files: &UserFiles, (router, share): (&RouterConfig, Option<u16>), cluster: &ClusterConfig, site: Option<&str>) -> String {
     let settings = [("tls_dir", &router.tls_dir, &files.authority), ("keys_file", &router.keys_file, &files.keys)];
     let missing = settings.into_iter().filter(|(_, set, _)| set.as_os_str().is_empty());
     let mut lines: String = missing.map(|(name, _, path)| format!("{name} = {}\n", quote(path))).collect();
+    if let Some(line) = share.map(listen_line).filter(|line| *line != format!("listen = \"{}\"", router.listen)) {
+        lines.push_str(&format!("{line}\n"));
+    }
     if !lines.is_empty() {
         lines.insert_str(0, "[router]\n");
     }
@@ -223,6 +227,11 @@ fn missing_lines(files: &UserFiles, router: &RouterConfig, cluster: &ClusterConf
         lines.push_str(site);
     }
     lines
+}
+
+/// The setting of an edge that other hosts reach.
+fn listen_line(port: u16) -> String {
+    format!("listen = \"0.0.0.0:{port}\"")
 }
 
 /// A path as a TOML string.

@@ -57,7 +57,7 @@ impl Edge {
     ) -> Response<EdgeBody> {
         let Some(batches) = &self.batches else {
             self.dispatch.metrics.count_refusal(RefusalReason::NoRoute);
-            return reply::close_if_unread(request.body(), reply::error(StatusCode::NOT_FOUND, "NotFoundError", OFF));
+            return reply::refuse_unread(request, reply::error(StatusCode::NOT_FOUND, "NotFoundError", OFF)).await;
         };
         let owner: &str = caller.owner();
         let path = request.uri().path().to_owned();
@@ -74,11 +74,14 @@ impl Edge {
             (&Method::GET, Route::Batch) => batches.batch(owner, id).await.map(|batch| object(&batch.object())),
             (&Method::POST, Route::CancelBatch) => {
                 let response = batches.cancel_batch(owner, id).await.map(|batch| object(&batch.object()));
-                response.map(|response| reply::close_if_unread(request.body(), response))
+                match response {
+                    Ok(response) => Ok(reply::refuse_unread(request, response).await),
+                    Err(error) => Err(error),
+                }
             }
             _ => {
                 self.dispatch.metrics.count_refusal(RefusalReason::NoRoute);
-                return reply::close_if_unread(request.body(), wrong_method(route));
+                return reply::refuse_unread(request, wrong_method(route)).await;
             }
         };
         answered.unwrap_or_else(|error| {

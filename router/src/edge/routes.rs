@@ -53,14 +53,14 @@ impl Edge {
         if let Err(message) = flaw.map_or_else(|| check_head(&request), |flaw| Err(flaw.message())) {
             self.dispatch.metrics.count_refusal(RefusalReason::Request);
             entry.record_refusal("malformed");
-            return reply::bad_request(message);
+            return reply::refuse_unread(request, reply::bad_request(message)).await;
         }
         // Browsers send no key with a preflight.
         if is_preflight(request.method(), request.headers())
             && let access = self.allowed_origins.check(request.headers())
             && access != PageAccess::Unasked
         {
-            return self.answer_preflight(&request, &access, entry);
+            return self.answer_preflight(request, &access, entry).await;
         }
         if super::grpc::is_grpc(request.headers()) {
             // Boxed: the futures of gRPC and Ollama are larger than a proxied request's, and every
@@ -77,7 +77,7 @@ impl Edge {
                     RefusalReason::WrongKey
                 });
                 entry.record_refusal("unauthenticated");
-                return reply::close_if_unread(request.body(), reply::unauthenticated(&error));
+                return reply::refuse_unread(request, reply::unauthenticated(&error)).await;
             }
         };
         entry.set_caller(&caller);
@@ -89,12 +89,12 @@ impl Edge {
     }
 
     /// Tells a browser what a page may send, if anything.
-    fn answer_preflight(&self, request: &Request<Incoming>, access: &PageAccess, entry: &AccessEntry) -> Response<EdgeBody> {
+    async fn answer_preflight(&self, request: Box<Request<Incoming>>, access: &PageAccess, entry: &AccessEntry) -> Response<EdgeBody> {
         if *access == PageAccess::Denied {
             self.dispatch.metrics.count_refusal(RefusalReason::Request);
             entry.record_refusal("origin");
             let message = "pages of this origin may not use this: whoever runs the router lists those that may in router.allowed_origins";
-            return reply::close_if_unread(request.body(), reply::error(StatusCode::FORBIDDEN, "PermissionDeniedError", message));
+            return reply::refuse_unread(request, reply::error(StatusCode::FORBIDDEN, "PermissionDeniedError", message)).await;
         }
         let mut response = Response::new(EdgeBody::Local(None));
         *response.status_mut() = StatusCode::NO_CONTENT;
@@ -121,7 +121,8 @@ impl Edge {
             _ if is_proxied(path) => self.proxy(request, caller, entry).await,
             _ => {
                 self.dispatch.metrics.count_refusal(RefusalReason::NoRoute);
-                reply::close_if_unread(request.body(), local_replies::not_proxied_reply(path))
+                let refused = local_replies::not_proxied_reply(path);
+                reply::refuse_unread(request, refused).await
             }
         }
     }

@@ -2,6 +2,8 @@
 //! client of HTTP/2 does not take.
 
 use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -12,7 +14,8 @@ use hostler_proto::inference::v1::generate_request::Prompt;
 use hostler_proto::inference::v1::inference_client::InferenceClient;
 use hostler_proto::inference::v1::{Chat, GenerateRequest, Message, TokenIds};
 use http::Request;
-use http_body_util::Full;
+use http_body_util::{Full, StreamBody};
+use hyper::body::Frame;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -153,6 +156,30 @@ async fn a_stalled_http2_stream_ends_without_its_neighbours() {
     assert!(!connection.is_finished());
     drop((after, connection));
     fleet.until_idle().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_over_http2_comes_after_a_short_body_and_does_not_wait_for_a_long_one() {
+    let fleet = Fleet::start(Setup::agents(1)).await;
+    let stream = TcpStream::connect(fleet.routers[0].edge).await.unwrap();
+    let (mut sender, connection) = hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
+    tokio::spawn(connection);
+    for (pieces, whole) in [(3, true), (400, false)] {
+        let sent = Arc::new(AtomicUsize::new(0));
+        let counter = sent.clone();
+        let body = futures_util::stream::unfold(0, move |number| {
+            let counter = counter.clone();
+            async move {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                counter.store(number + 1, Ordering::Relaxed);
+                (number < pieces).then(|| (Ok::<_, std::io::Error>(Frame::data(Bytes::from_static(b"piece"))), number + 1))
+            }
+        });
+        let request = Request::post("http://a/nowhere").body(StreamBody::new(Box::pin(body))).unwrap();
+        let answer = soon("a refusal", sender.send_request(request)).await.unwrap();
+        assert_eq!(answer.status(), http::StatusCode::NOT_FOUND);
+        assert_eq!(sent.load(Ordering::Relaxed) > pieces, whole, "of {pieces} pieces");
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -19,10 +19,11 @@ fn files_not_named_by_settings_lie_beside_them() {
 fn new_settings_read_back_correctly_in_any_folder() {
     let place = tempfile::Builder::new().prefix("a \"b\" \\é ").tempdir().unwrap();
     let files = UserFiles::locate(place.path().join("hostler.toml"), &RouterConfig::default());
-    write_new(&files.settings, settings_text(&files, Some(&sites::read("polaris").unwrap())).as_bytes()).unwrap();
+    write_new(&files.settings, settings_text(&files, Some(7443), Some(&sites::read("polaris").unwrap())).as_bytes()).unwrap();
     assert!(std::fs::read_to_string(&files.settings).unwrap().starts_with("#:schema ./hostler.schema.json\n"));
     let router = settings::router_config(Some(&files.settings)).unwrap();
     assert_eq!((router.tls_dir, router.keys_file), (files.authority.clone(), files.keys.clone()));
+    assert_eq!(router.listen, "0.0.0.0:7443");
     assert_eq!(settings::cluster_config(Some(&files.settings)).unwrap().queue, "preemptable");
     assert!(write_new(&files.settings, b"").is_err(), "what is there stays");
 }
@@ -31,11 +32,14 @@ fn new_settings_read_back_correctly_in_any_folder() {
 fn only_lines_missing_from_an_existing_file_are_suggested() {
     let set = RouterConfig { keys_file: "/k".into(), tls_dir: "/t".into(), ..RouterConfig::default() };
     let (none, cluster) = (ClusterConfig::default(), ClusterConfig { queue: "q".into(), ..ClusterConfig::default() });
-    assert_eq!(missing_lines(&files(), &set, &none, None), "");
-    assert_eq!(missing_lines(&files(), &set, &cluster, Some("[cluster]\n")), "");
+    assert_eq!(missing_lines(&files(), (&set, None), &none, None), "");
+    assert_eq!(missing_lines(&files(), (&set, None), &cluster, Some("[cluster]\n")), "");
     let half = RouterConfig { tls_dir: "/t".into(), ..RouterConfig::default() };
-    let lines = missing_lines(&files(), &half, &none, Some("[cluster]\n"));
+    let lines = missing_lines(&files(), (&half, None), &none, Some("[cluster]\n"));
     assert_eq!(lines, "[router]\nkeys_file = \"/home/me/.config/hostler/keys.toml\"\n\n[cluster]\n");
+    assert_eq!(missing_lines(&files(), (&set, Some(8443)), &none, None), "[router]\nlisten = \"0.0.0.0:8443\"\n");
+    let shared = RouterConfig { listen: "0.0.0.0:8443".into(), ..set };
+    assert_eq!(missing_lines(&files(), (&shared, Some(8443)), &none, None), "");
 }
 
 #[test]

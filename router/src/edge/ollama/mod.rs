@@ -85,10 +85,11 @@ impl Edge {
             "/api/generate" if posts => self.proxy_translated(OllamaRoute::Generate, request, caller, entry).await,
             "/api/embed" if posts => self.proxy_translated(OllamaRoute::Embed, request, caller, entry).await,
             "/api/embeddings" if posts => self.proxy_translated(OllamaRoute::Embedding, request, caller, entry).await,
-            path if is_operators_path(path) => reply::close_if_unread(request.body(), operators_only()),
+            path if is_operators_path(path) => reply::refuse_unread(request, operators_only()).await,
             path => {
                 self.dispatch.metrics.count_refusal(RefusalReason::NoRoute);
-                reply::close_if_unread(request.body(), refuse_path(path))
+                let refused = refuse_path(path);
+                reply::refuse_unread(request, refused).await
             }
         }
     }
