@@ -10,7 +10,7 @@ struct Line {
 
 fn created(arguments: &[&str]) -> CreateKeyArgs {
     match Line::try_parse_from([&["keys", "create"], arguments].concat()).unwrap().command {
-        Keys::Create(args) => args,
+        Keys::Create(args) => *args,
         other => panic!("{other:?}"),
     }
 }
