@@ -26,7 +26,7 @@ pub use decide::{Action, decide};
 pub use entry::{EntryError, FleetEntry, FleetSize};
 pub use memory::Memory;
 pub use node_time::{NodeLedger, NodeTime};
-pub use observation::{Demand, NodeState, Observation, ObservedJob};
+pub use observation::{Demand, GoneAgent, NodeState, Observation, ObservedJob};
 pub use succession::{ControllerJob, SuccessionAction, SuccessionMemory, decide_succession, find_successors};
 
 /// Time since `then`, or zero if the clock was set back.

@@ -14,7 +14,7 @@ use crate::budget::BudgetLeft;
 use crate::estimates::RecentTimes;
 use crate::failures::Failures;
 use crate::node_time::{NodeLedger, NodeUse};
-use crate::observation::{NodeState, Observation, ObservedJob};
+use crate::observation::{GoneAgent, NodeState, Observation, ObservedJob};
 use crate::pace::Pace;
 use crate::{FleetEntry, since};
 
@@ -287,7 +287,7 @@ impl Memory {
         for job in jobs.iter().filter(|job| job.has_started()) {
             let Some(record) = self.jobs.get_mut(&job.id) else { continue };
             let is_replaced = has_surplus && record.may_be_replaced();
-            let used = NodeUse::of(job, record.busy, is_replaced, now);
+            let used = NodeUse::of(job, (record.ready, record.busy), is_replaced, now);
             let from = record.counted_until.max(record.started).unwrap_or(now);
             self.node_time.count(used, from, now);
             record.counted_until = Some(now);
@@ -295,10 +295,10 @@ impl Memory {
     }
 
     /// Updates the memory from a job list: jobs that ended, appeared or became ready.
-    pub(crate) fn observe(&mut self, Observation { jobs, left, .. }: &Observation, now: SystemTime) {
+    pub(crate) fn observe(&mut self, Observation { jobs, gone, .. }: &Observation, now: SystemTime) {
         let is_late = self.stepped.replace(now).is_none_or(|stepped| since(now, stepped) > LONGEST_STEP);
         self.recovers_until = self.recovers_until.filter(|until| *until > now);
-        self.note_gone_jobs(jobs, left, now);
+        self.note_gone_jobs(jobs, gone, now);
         for job in jobs {
             let submission = &mut self.submission;
             let record = self.jobs.entry(job.id.clone()).or_insert_with(|| JobRecord::new(job, list_one(submission), now));
@@ -338,18 +338,20 @@ impl Memory {
     }
 
     /// Forgets jobs that are no longer listed, and counts a failure for each that should be.
-    fn note_gone_jobs(&mut self, jobs: &[ObservedJob], left: &[String], now: SystemTime) {
+    fn note_gone_jobs(&mut self, jobs: &[ObservedJob], gone: &[GoneAgent], now: SystemTime) {
         let (failures, node_time) = (&mut self.failures, &mut self.node_time);
         let listed: BTreeSet<&str> = jobs.iter().map(|job| job.id.as_str()).collect();
         self.jobs.retain(|id, record| {
             let is_listed = listed.contains(id.as_str());
-            if !is_listed && !left.iter().any(|left| is_same_job(left, id)) && !record.may_be_over(now) {
+            let agents = || gone.iter().filter(|gone| is_same_job(&gone.job, id));
+            if !is_listed && !agents().any(|agent| agent.has_drained) && !record.may_be_over(now) {
                 failures.note(record.known_since(), now);
             }
             if !is_listed && let Some(from) = record.counted_until {
                 let latest = record.ends_at.map_or(now, |ends| ends.min(now));
-                // It has ended somewhere between two steps.
-                node_time.count(NodeUse::Leaving, from, from + since(latest, from) / 2);
+                // It has ended when its agent went, else somewhere between two steps.
+                let seen = agents().map(|agent| agent.at).max().filter(|at| *at >= from);
+                node_time.count(NodeUse::Leaving, from, seen.map_or(from + since(latest, from) / 2, |at| at.min(now)));
             }
             is_listed
         });

@@ -120,10 +120,17 @@ impl NodeLedger {
 }
 
 impl NodeUse {
-    /// What the nodes of a job are used for that has started. `busy` is when a request was last
-    /// seen in flight there.
-    pub(crate) fn of(job: &ObservedJob, busy: Option<SystemTime>, is_replaced: bool, now: SystemTime) -> Self {
+    /// What the nodes of a job are used for that has started. `ready` is when it was first ready,
+    /// and `busy` when a request was last seen in flight there.
+    pub(crate) fn of(
+        job: &ObservedJob,
+        (ready, busy): (Option<SystemTime>, Option<SystemTime>),
+        is_replaced: bool,
+        now: SystemTime,
+    ) -> Self {
         match (job.state, job.node) {
+            // A controller that has just started does not see its agents yet.
+            (JobState::Running, NodeState::NotAttached) if ready.is_some() => Self::Idle,
             (JobState::Running, NodeState::NotAttached) => Self::Starting,
             (JobState::Running, NodeState::Loading) => Self::Loading,
             (JobState::Running, NodeState::Ready) if is_replaced => Self::Overlap,

@@ -11,12 +11,23 @@ use hostler_scheduler::{JobState, RunTime};
 pub struct Observation {
     /// Jobs that have not ended, with each part of an array on its own.
     pub jobs: Vec<ObservedJob>,
-    /// Jobs whose agents were told to leave and did, as those of a job that the scheduler preempts.
-    pub left: Vec<String>,
+    /// Jobs whose agents have gone lately.
+    pub gone: Vec<GoneAgent>,
     pub demand: Demand,
     /// Hash of the script and arguments of jobs submitted now. Jobs of another form were submitted
     /// with other settings.
     pub form: u64,
+}
+
+/// An agent that has gone.
+#[derive(Debug, Clone)]
+pub struct GoneAgent {
+    /// Id of its job.
+    pub job: String,
+    /// When, by the controller's own clock.
+    pub at: SystemTime,
+    /// Whether it was told to leave and did, as that of a job which the scheduler preempts.
+    pub has_drained: bool,
 }
 
 #[derive(Debug, Clone)]

@@ -4,9 +4,9 @@
 use std::time::{Duration, SystemTime};
 
 use hostler_api::given_model_names;
-use hostler_cluster::{Demand, FleetEntry, Memory, NodeState, Observation, ObservedJob};
+use hostler_cluster::{Demand, FleetEntry, GoneAgent, Memory, NodeState, Observation, ObservedJob};
 use hostler_proto::agent::v1::Phase;
-use hostler_proto::fleet::v1::{GoneJob, ListResponse, ModelDemand, Node, Replica};
+use hostler_proto::fleet::v1::{ListResponse, ModelDemand, Node, Replica};
 use hostler_scheduler::{ScheduledJob, is_same_job};
 
 /// Knowledge of an entry after a step.
@@ -52,7 +52,7 @@ pub(crate) fn model_names(entry: &FleetEntry, configured: &[String]) -> Vec<Stri
 }
 
 /// Input of `decide`.
-pub(crate) fn observe(jobs: &[ScheduledJob], listed: &ListResponse, names: &[String]) -> Observation {
+pub(crate) fn observe(jobs: &[ScheduledJob], listed: &ListResponse, names: &[String], now: SystemTime) -> Observation {
     let observed = jobs.iter().map(|job| {
         let node = find_node(&listed.nodes, &job.id);
         ObservedJob {
@@ -66,9 +66,11 @@ pub(crate) fn observe(jobs: &[ScheduledJob], listed: &ListResponse, names: &[Str
             served: node.map(served).unwrap_or_default(),
         }
     });
-    let has_left = |job: &GoneJob| job.drained.then(|| job.job.as_ref().map(|job| job.id.clone())).flatten();
-    let left = listed.gone_jobs.iter().filter_map(has_left).collect();
-    Observation { jobs: observed.collect(), left, demand: sum_demand(listed, names), ..Observation::default() }
+    let gone = listed.gone_jobs.iter().filter_map(|gone| {
+        let at = now.checked_sub(Duration::from_millis(gone.gone_ms_ago))?;
+        Some(GoneAgent { job: gone.job.as_ref()?.id.clone(), at, has_drained: gone.drained })
+    });
+    Observation { jobs: observed.collect(), gone: gone.collect(), demand: sum_demand(listed, names), ..Observation::default() }
 }
 
 /// The node whose agent runs in a job. A requeued job may have been on another host before, whose

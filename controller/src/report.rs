@@ -83,7 +83,7 @@ mod tests {
         let nodes =
             [node("12.head", &[(Phase::Ready, 0)]), node("13.head", &[(Phase::Draining, 0)]), node("16.head", &[(Phase::Ready, 0)])];
         let entry = entry(FleetSize::Fixed(3));
-        let (_, memory) = decide(&entry, &observe(&jobs, &ListResponse::default(), &[]), &Memory::default(), at(450));
+        let (_, memory) = decide(&entry, &observe(&jobs, &ListResponse::default(), &[], at(450)), &Memory::default(), at(450));
         let view = EntryView { entry: &entry, names: &[], memory: &memory, jobs: &jobs, nodes: &nodes, refusal: "no such queue" };
         let status = report(&view, at(500));
         let states: Vec<&str> = status.jobs.iter().map(|job| job.state.as_str()).collect();

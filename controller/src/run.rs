@@ -291,7 +291,7 @@ impl Controller {
         listed: &ListResponse,
     ) -> Result<(), StepError> {
         let ControllerSetup { folder, scheduler, jobs: settings, .. } = &self.setup;
-        let mut observation = observe(jobs, listed, &model_names(entry, &settings.engine_args));
+        let mut observation = observe(jobs, listed, &model_names(entry, &settings.engine_args), SystemTime::now());
         observation.form = job_form(settings, entry, folder, *scheduler);
         let (actions, memory) = decide(entry, &observation, &record.memory, SystemTime::now());
         let parts = actions.iter().find_map(|action| if let Action::Submit { parts } = action { Some(*parts) } else { None });

@@ -27,7 +27,7 @@ fn learned() -> Memory {
     ] {
         let nodes = phase.map(|phase| node("12.head", &[(phase, 0)])).into_iter().collect();
         let listed = ListResponse { nodes, ..ListResponse::default() };
-        (_, memory) = decide(&fleet, &observe(&[job("12.head", state)], &listed, &[]), &memory, at(second));
+        (_, memory) = decide(&fleet, &observe(&[job("12.head", state)], &listed, &[], at(second)), &memory, at(second));
     }
     memory
 }

@@ -116,7 +116,7 @@ fn demand_counts_each_waiting_and_in_flight_request_once() {
         ..ListResponse::default()
     };
     let jobs = [job("12.head", JobState::Running), job("13.head", JobState::Queued)];
-    let seen = observe(&jobs, &listed, &["a".to_owned(), "b".to_owned()]);
+    let seen = observe(&jobs, &listed, &["a".to_owned(), "b".to_owned()], at(0));
     assert_eq!((seen.demand.waiting, seen.demand.in_flight, seen.demand.last_request), (7, 7, Some(Duration::from_millis(1500))));
     let states: Vec<_> = seen.jobs.iter().map(|job| (job.state, job.node)).collect();
     assert_eq!(states, [(JobState::Running, NodeState::Ready), (JobState::Queued, NodeState::NotAttached)]);

@@ -88,7 +88,7 @@ async fn a_job_first_listed_is_remembered_at_once() {
     let entry = entry(FleetSize::Fixed(1));
     let none = ListResponse::default();
     let form = job_form(&controller.setup.jobs, &entry, &folder, Scheduler::Pbs);
-    let observation = Observation { form, ..observe(&[], &none, &[]) };
+    let observation = Observation { form, ..observe(&[], &none, &[], SystemTime::now()) };
     let (actions, memory) = decide(&entry, &observation, &Memory::default(), SystemTime::now());
     assert_eq!(actions, [Action::Submit { parts: 1 }]);
     let written = Some(Instant::now());

@@ -46,7 +46,7 @@ fn a_job_that_was_told_to_leave_has_not_failed() {
         scene.step();
         scene.start(&id);
         scene.pass(20);
-        scene.left.push(id.clone());
+        scene.gone.push(GoneAgent { job: id.clone(), at: at(scene.now), has_drained: true });
         scene.end(&id);
         assert_eq!(scene.step(), submit(1), "the scheduler has preempted it while it loaded");
     }
@@ -224,4 +224,16 @@ fn a_drained_job_that_does_not_end_is_cancelled() {
     let (waited, actions) = scene.wait(HOUR);
     assert_eq!(actions, cancel("j1"));
     assert!((9 * MINUTE..=10 * MINUTE).contains(&waited), "{waited} s");
+}
+
+#[test]
+fn a_jobs_node_time_ends_when_its_agent_went() {
+    let mut scene = Scene::serving(1);
+    let before = scene.memory.node_time().total();
+    scene.now += 50;
+    scene.gone.push(GoneAgent { job: "j1".to_owned(), at: at(scene.now - 10), has_drained: false });
+    scene.end("j1");
+    scene.step();
+    let counted = scene.memory.node_time().total() - before;
+    assert!((counted - 45.0).abs() < 1e-6, "{counted} s: a step was 5 s before");
 }

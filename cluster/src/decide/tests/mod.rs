@@ -12,7 +12,7 @@ use hostler_scheduler::RunTime;
 
 use super::*;
 use crate::entry::FleetSize;
-use crate::observation::{Demand, ObservedJob};
+use crate::observation::{Demand, GoneAgent, ObservedJob};
 
 const MINUTE: u64 = 60;
 const HOUR: u64 = 3600;
@@ -30,8 +30,7 @@ struct Scene {
     memory: Memory,
     jobs: Vec<ObservedJob>,
     demand: Demand,
-    /// Jobs whose agents were told to leave.
-    left: Vec<String>,
+    gone: Vec<GoneAgent>,
     now: u64,
     /// Form of the jobs submitted now.
     form: u64,
@@ -59,7 +58,7 @@ impl Scene {
             memory: Memory::default(),
             jobs: Vec::new(),
             demand: Demand::default(),
-            left: Vec::new(),
+            gone: Vec::new(),
             now: 1_000_000,
             form: 0,
             skew: 0,
@@ -155,7 +154,7 @@ impl Scene {
     }
 
     fn step(&mut self) -> Vec<Action> {
-        let observation = Observation { jobs: self.jobs.clone(), left: self.left.clone(), demand: self.demand, form: self.form };
+        let observation = Observation { jobs: self.jobs.clone(), gone: self.gone.clone(), demand: self.demand, form: self.form };
         let (actions, memory) = decide(&self.entry, &observation, &self.memory, at(self.now));
         self.memory = memory;
         self.now += 5;
