@@ -193,6 +193,13 @@ pub struct AgentConfig {
     pub nvml_lib: PathBuf,
     /// The `vllm` program, as a path or a name looked up on PATH.
     pub vllm_bin: PathBuf,
+    /// Image of a container in which vLLM runs, and not the agent: a file of `apptainer build`, or a
+    /// folder of `apptainer build --sandbox`. `vllm_bin` is then a program in the image. Empty means
+    /// no container; simulated engines have none.
+    pub image: PathBuf,
+    /// The program that runs the image, as a path or a name looked up on PATH; empty means
+    /// `apptainer`, else `singularity`.
+    pub container: PathBuf,
     /// More arguments for every engine, after the agent's own.
     pub engine_args: Vec<String>,
     /// Where sockets live, on a local disk; empty means `/tmp/hostler-UID`. Keep it short: a Unix
@@ -304,6 +311,8 @@ impl Default for AgentConfig {
             bind_cpus: true,
             nvml_lib: std::env::var_os("HOSTLER_NVML_LIB").unwrap_or_default().into(),
             vllm_bin: "vllm".into(),
+            image: PathBuf::new(),
+            container: PathBuf::new(),
             engine_args: Vec::new(),
             run_dir: PathBuf::new(),
             log_dir: PathBuf::new(),

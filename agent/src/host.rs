@@ -11,6 +11,7 @@ use hostler_boot::program::ProgramLookup;
 
 use crate::bridge::{AttachTarget, AttachTargetError, EngineKey, EngineKeyError};
 use crate::config::{AgentConfig, EngineKind, FrontEnd, Profile};
+use crate::container::{Container, ContainerError};
 pub(crate) use crate::gpu::Gpu;
 use crate::gpu::visible::{self, VisibleDevicesError};
 use crate::gpu::{DriverError, GpuDriver, MigSliceNeedsUuid};
@@ -44,7 +45,9 @@ pub struct ReplicaPlan {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EngineProgram {
     Vllm {
+        /// Program on this host, or the name or path of one in the container.
         program: PathBuf,
+        container: Option<Container>,
     },
     Simulated {
         program: PathBuf,
@@ -54,6 +57,16 @@ pub enum EngineProgram {
         program: PathBuf,
         targets: Vec<AttachTarget>,
     },
+}
+
+impl EngineProgram {
+    /// The same program, with a folder of the agent in its container if it has one.
+    pub(crate) fn with_bind(self, folder: PathBuf) -> Result<Self, HostError> {
+        Ok(match self {
+            Self::Vllm { program, container: Some(container) } => Self::Vllm { program, container: Some(container.with_binds([folder])?) },
+            other => other,
+        })
+    }
 }
 
 /// Reasons why no engine can be started here. Each says what to change.
@@ -88,6 +101,8 @@ pub enum HostError {
     KeyWithoutAttach,
     #[error(transparent)]
     EngineKey(#[from] EngineKeyError),
+    #[error(transparent)]
+    Container(#[from] ContainerError),
     #[error("the engine argument `{argument}` cannot be used: {because}")]
     ReservedArgument { argument: String, because: &'static str },
 }
@@ -158,7 +173,7 @@ pub(crate) fn choose_program(
     let simulated = EngineProgram::Simulated { program: this_program.to_owned() };
     match (kind, model_given, &vllm.found) {
         (EngineKind::Simulated, _, _) | (EngineKind::Auto, false, None) => Ok(simulated),
-        (EngineKind::Auto | EngineKind::Vllm, true, Some(program)) => Ok(EngineProgram::Vllm { program: program.clone() }),
+        (EngineKind::Auto | EngineKind::Vllm, true, Some(program)) => Ok(EngineProgram::Vllm { program: program.clone(), container: None }),
         (EngineKind::Auto | EngineKind::Vllm, true, None) => {
             Err(HostError::NoVllm { name: vllm.name.display().to_string(), searched: vllm.searched.clone() })
         }
@@ -186,6 +201,7 @@ pub(crate) fn attached_engines(config: &AgentConfig, this_program: &Path) -> Res
         ("--front-end", config.front_end != FrontEnd::Auto),
         ("--standby", config.standby),
         ("--gpus", !config.gpus.is_empty()),
+        ("--image", !config.image.as_os_str().is_empty()),
     ];
     if let Some((what, _)) = superfluous.into_iter().find(|(_, is_given)| *is_given) {
         return Err(HostError::AttachOnly { what });

@@ -10,11 +10,13 @@ pub mod bridge;
 mod cache;
 mod checks;
 mod config;
+mod container;
 mod crashes;
 mod dial;
 mod engine;
 mod engine_client;
 mod engine_failures;
+mod engine_lookup;
 mod epoch;
 mod gang;
 mod gang_launch;
@@ -48,14 +50,15 @@ use std::time::Duration;
 
 use hostler_boot::home::cache_dir;
 use hostler_boot::metrics::MetricRegistry;
-use hostler_boot::program::find_program;
 use hostler_boot::shutdown::{SignalSource, join_within};
 use hostler_boot::{ListenError, Shutdown};
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
-pub use checks::{check_model, check_run_dir, check_spread, current_job_id, current_job_name, find_gpus};
+pub use checks::{
+    VllmInImage, check_model, check_run_dir, check_spread, container_runtimes, current_job_id, current_job_name, find_gpus, try_image,
+};
 pub use config::{AgentConfig, EngineKind, FrontEnd, IfAgentDies, IfEnginesFail, Profile};
 use engine::Engine;
 use gang::{GangPlace, GangSettingsError};
@@ -220,8 +223,7 @@ fn choose_engine(config: &AgentConfig, simulated: &Path) -> Result<EngineProgram
     if let Some(attached) = host::attached_engines(config, simulated)? {
         return Ok(attached);
     }
-    let vllm = find_program(&config.vllm_bin, std::env::var_os("PATH").as_deref());
-    let engine = host::choose_program(config.engine, !config.model.is_empty(), &vllm, simulated)?;
+    let engine = engine_lookup::find_engine(config, simulated)?;
     host::check_named_gpus(config, &engine)?;
     Ok(engine)
 }
@@ -286,6 +288,7 @@ impl Agent {
         let variable = |name: &str| std::env::var(name).ok().filter(|_| !is_spread);
         let fate = AgentDeathPolicy::of(config.if_agent_dies, config.takeover_timeout, variable);
         let run_dir = RunDir::open_on_thread(config.run_dir.clone(), node.clone()).await?;
+        let engine = engine.with_bind(run_dir.held().base().to_owned())?;
         let keepers = simulated.to_owned().into();
         let logs = run_dir::log_dir(&config.log_dir)?;
         Ok(Self {

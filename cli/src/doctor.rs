@@ -16,7 +16,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::bail;
 use clap::Args;
-use hostler_agent::{AgentConfig, EngineKind, EngineProgram};
+use hostler_agent::{AgentConfig, EngineKind, EngineProgram, VllmInImage};
 use hostler_boot::Settings;
 use hostler_boot::program::run_to_end;
 use hostler_cluster::{FleetEntry, FleetSize};
@@ -109,7 +109,8 @@ fn is_one_machine(cluster: &ClusterConfig, is_up: bool) -> anyhow::Result<bool> 
 
 async fn gather_machine(router: &RouterConfig, agent: &AgentConfig, up: Vec<LocalFleet>) -> MachineFacts {
     let engine = match hostler_agent::check_engine(agent) {
-        Ok(EngineProgram::Vllm { program }) => Ok(MachineEngine::Vllm(program)),
+        Ok(EngineProgram::Vllm { container: Some(_), .. }) => try_image(agent).await.map(MachineEngine::Vllm),
+        Ok(EngineProgram::Vllm { program, .. }) => Ok(MachineEngine::Vllm(program.display().to_string())),
         Ok(EngineProgram::Simulated { .. }) => Ok(MachineEngine::Simulated),
         Ok(EngineProgram::Attached { .. }) => Ok(MachineEngine::Attached),
         Err(error) if error.lacks_model() => Ok(MachineEngine::NoModel),
@@ -312,11 +313,15 @@ async fn ask_shell(agent: &AgentConfig, cluster: &ClusterConfig) -> (InstalledEn
     if agent.engine == EngineKind::Simulated {
         return (InstalledEngine::Simulated, None);
     }
-    let program = agent.vllm_bin.display().to_string();
-    let word = shlex::try_quote(&program).map(std::borrow::Cow::into_owned).unwrap_or_default();
+    let runtimes = hostler_agent::container_runtimes(agent);
+    let needs_container = !runtimes.is_empty();
+    let programs = if needs_container { runtimes } else { vec![agent.vllm_bin.clone()] };
+    let names: Vec<_> = programs.iter().map(|program| program.display().to_string()).collect();
+    let quoted = names.iter().filter_map(|name| shlex::try_quote(name).ok());
+    let lookup = quoted.map(|name| format!("command -v {name}")).collect::<Vec<_>>().join(" || ");
     let values = VARIABLES.map(|name| format!("\"${{{name}-}}\"")).join(" ");
     let mut lines = cluster.setup.clone();
-    lines.push(format!("printf '\\n%s' {values} \"$(command -v {word})\""));
+    lines.push(format!("printf '\\n%s' {values} \"$({lookup})\""));
     let mut command = Command::new("bash");
     command.args(["-lc", &lines.join("\n")]);
     let ended = run_to_end(command, &[], SHELL_TIMEOUT).await;
@@ -329,13 +334,29 @@ async fn ask_shell(agent: &AgentConfig, cluster: &ClusterConfig) -> (InstalledEn
     let last: Vec<&str> = printed.rsplit('\n').take(VARIABLES.len() + 1).collect();
     let found = last.first().filter(|path| !path.is_empty()).map(|path| (*path).to_owned());
     let engine = match found {
+        Some(runtime) if needs_container => {
+            let config = AgentConfig { container: runtime.into(), ..agent.clone() };
+            try_image(&config).await.map_or_else(InstalledEngine::Refused, InstalledEngine::Vllm)
+        }
         Some(path) => InstalledEngine::Vllm(path),
-        None => InstalledEngine::Missing { program, error: error.lines().last().unwrap_or_default().to_owned() },
+        None if needs_container => InstalledEngine::NoRuntime(names),
+        None => InstalledEngine::Missing { program: names.concat(), error: error.lines().last().unwrap_or_default().to_owned() },
     };
     let seen: HashMap<&str, OsString> = VARIABLES.into_iter().rev().zip(last.iter().skip(1).map(OsString::from)).collect();
     let model = (!agent.model.is_empty())
         .then(|| hostler_agent::check_model(agent, |name| seen.get(name).cloned()).map_err(|error| describe(&error.into())));
     (engine, model)
+}
+
+/// Asks the vLLM in the image of the settings who it is; an error says what to do.
+async fn try_image(agent: &AgentConfig) -> Result<String, String> {
+    match hostler_agent::try_image(agent).await {
+        Ok(Some(VllmInImage { version, image, runtime })) => {
+            Ok(format!("vLLM {version} in {}, which {} runs", image.display(), runtime.display()))
+        }
+        Ok(None) => Err("the settings name no image".to_owned()),
+        Err(error) => Err(describe(&error.into())),
+    }
 }
 
 /// GPUs of this host, where engines run on it; a login node needs none.

@@ -12,6 +12,7 @@ use std::os::unix::process::ExitStatusExt;
 
 pub(crate) use self::end_cause::EndCause;
 use super::crash_output::{FinalLines, message};
+use crate::container::refusal::{self, Refusal};
 use crate::gang::Loss;
 
 /// Longest cause in characters: a few lines of a terminal.
@@ -32,6 +33,8 @@ pub(crate) struct LifeEnd {
 pub enum FailureKind {
     /// The program cannot be started.
     Program,
+    /// The runtime of `agent.container` runs nothing in the image.
+    Container,
     /// The directory of the engine's sockets cannot be made, or was removed while it was in use.
     RunDir,
     /// A flag is missing, or this release does not have it.
@@ -89,6 +92,7 @@ impl FailureKind {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Program => "program",
+            Self::Container => "container",
             Self::RunDir => "run-dir",
             Self::BadFlag => "bad-flag",
             Self::BadValue => "bad-value",
@@ -127,8 +131,9 @@ impl FailureKind {
 
 impl FailureKind {
     /// Kinds that a part of an engine can have, for those that come as words.
-    const OF_PARTS: [Self; 13] = [
+    const OF_PARTS: [Self; 14] = [
         Self::Program,
+        Self::Container,
         Self::GpuInUse,
         Self::GpuMemory,
         Self::GpuFault,
@@ -180,6 +185,9 @@ pub(crate) fn diagnose(ended: &LifeEnd, lines: &[String]) -> Diagnosis {
     // A decision of the agent is the cause, whatever the engine printed meanwhile.
     if let Some(ours) = diagnose_decision(&ended.cause) {
         return ours;
+    }
+    if let Some(Refusal { cause, remedy }) = refusal::find(lines.iter().map(String::as_str)).filter(|_| !ended.was_ready) {
+        return Diagnosis::new(FailureKind::Container, cause, remedy);
     }
     let ending = FinalLines::from_lines(lines, ended.was_ready);
     if let Some(diagnosis) = failure_patterns::diagnose_output(ending, ended.was_ready) {

@@ -32,6 +32,7 @@ pub(super) fn start_with(script: &str, change: impl FnOnce(&mut EngineSpec)) -> 
         node: "n0".to_owned(),
         index: 0,
         command: CommandLine {
+            container: Vec::new(),
             program: "/bin/sh".into(),
             arguments: vec![OsString::from("-c"), OsString::from(script)],
             set: vec![("VLLM_RPC_BASE_PATH", directory.clone().into())],
@@ -365,6 +366,7 @@ async fn an_engine_sleeps_and_wakes() {
 
 fn shell(script: &str) -> CommandLine {
     CommandLine {
+        container: Vec::new(),
         program: "/bin/sh".into(),
         arguments: vec!["-c".into(), script.into()],
         set: Vec::new(),
@@ -545,6 +547,7 @@ async fn an_overdue_start_is_killed_and_the_reason_says_so() {
 fn spare(directory: &Path, then: &str) -> Arc<WarmStarts> {
     let script = format!("printf '\\n' >&0; order=$(tr '\\0' ' ' <&0); [ -n \"$order\" ] || exit 0; echo \"order: $order\"; {then}");
     let line = CommandLine {
+        container: Vec::new(),
         program: "/bin/sh".into(),
         arguments: vec!["-c".into(), script.into()],
         set: vec![("VLLM_RPC_BASE_PATH", directory.join("spares").into())],

@@ -3,7 +3,7 @@
 use super::*;
 
 fn vllm() -> EngineProgram {
-    EngineProgram::Vllm { program: "/opt/vllm".into() }
+    EngineProgram::Vllm { program: "/opt/vllm".into(), container: None }
 }
 
 fn simulated() -> EngineProgram {

@@ -32,12 +32,12 @@ pub(super) fn bind_to_cpus(thread: Option<Pid>, cpus: &[u32]) -> io::Result<()> 
 
 /// Creates a process through `exec`, in its own group and in the keeper's session.
 ///
-/// Returns its record, and what it prints.
+/// Returns its record, and what it prints. In a container, it gets a guard beside it.
 pub(super) fn spawn(spec: &ProcessSpec, input: Stdio) -> io::Result<(ProcessRecord, pipe::Receiver)> {
     let (reader, writer) = io::pipe()?;
     let mut command = Command::new(&spec.keeper);
     command.args([OsStr::new("keeper"), OsStr::new("exec"), OsStr::new(&std::process::id().to_string())]);
-    command.args([&spec.directory, &spec.program]).args(&spec.arguments);
+    command.arg(&spec.directory).args(&spec.container).arg(&spec.program).args(&spec.arguments);
     for name in &spec.unset {
         command.env_remove(name);
     }
@@ -45,12 +45,28 @@ pub(super) fn spawn(spec: &ProcessSpec, input: Stdio) -> io::Result<(ProcessReco
     // Spawning also resets signals to their defaults, except those that the agent was started to
     // ignore.
     let child = command.process_group(0).stdin(input).stdout(writer.try_clone()?).stderr(writer).spawn()?;
+    if !spec.container.is_empty() {
+        spawn_guard(&spec.keeper)?;
+    }
     // The command holds this process's copies of the writing end. Once they are gone, the pipe ends
     // with the process.
     drop(command);
     // The child is not yet reaped, so its record exists even if it has ended.
     let record = ProcessRecord::of(child.id().cast_signed())?;
     Ok((record, pipe::Receiver::from_owned_fd(reader.into())?))
+}
+
+/// Creates the process that ends what runs in this session once this process is gone, however that
+/// came.
+///
+/// The kernel cannot see to it as it does without a container: it forgets to end a process with its
+/// parent when a thread of that process starts another program, as the runtime's command in Go does.
+fn spawn_guard(keeper: &OsStr) -> io::Result<()> {
+    let (reader, writer) = io::pipe()?;
+    Command::new(keeper).args(["keeper", "guard"]).process_group(0).stdin(reader).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+    // It stays open for as long as this process lives, and no other has it.
+    std::mem::forget(writer);
+    Ok(())
 }
 
 pub(super) fn describe_start_error(program: &OsStr, error: &io::Error) -> String {

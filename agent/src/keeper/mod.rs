@@ -11,13 +11,14 @@
 //!
 //! A keeper is a child subreaper, so every process of the engine stays its descendant, however it
 //! forks. If the keeper itself is killed, the engine's first process goes with it (`exec` asks the
-//! kernel for that), and the agent ends the others. The keeper has two threads. One does all the
-//! waiting and the other writes files, because a disk may hang and the engine's output must still
-//! be read.
+//! kernel for that, and in a container `guard` sees to it), and the agent ends the others. The
+//! keeper has two threads. One does all the waiting and the other writes files, because a disk may
+//! hang and the engine's output must still be read.
 
 mod agent_connection;
 mod agent_process;
 mod client;
+mod guard;
 #[cfg(feature = "engines-in-process")]
 mod in_process;
 mod launch;
@@ -150,11 +151,13 @@ fn exec_error_path(directory: &Path) -> PathBuf {
 ///
 /// Without arguments it is the keeper itself, whose agent is at its standard input. The step that
 /// becomes the engine gets `exec`, its keeper's process id, the engine's directory, the program and
-/// its arguments.
+/// its arguments. Where the engine runs in a container, the program is the container's runtime, and
+/// a third process gets `guard`.
 #[must_use]
 pub fn run_subcommand(arguments: &[OsString]) -> ExitCode {
     let ended = match arguments {
         [] => run_keeper(),
+        [guard] if guard == "guard" => guard::run(),
         [exec, keeper, directory, program, arguments @ ..] if exec == "exec" => {
             Err(exec_engine(keeper, Path::new(directory), program, arguments))
         }
@@ -220,6 +223,7 @@ pub(crate) fn fingerprint(line: &CommandLine, version: Option<VllmVersion>) -> S
         hash.update((part.len() as u64).to_be_bytes());
         hash.update(part);
     };
+    line.container.iter().for_each(|word| add(word.as_encoded_bytes()));
     add(line.program.as_os_str().as_encoded_bytes());
     line.arguments.iter().for_each(|argument| add(argument.as_encoded_bytes()));
     for (name, value) in line.set.iter().filter(|(name, _)| !FINGERPRINT_IGNORED.contains(name)) {

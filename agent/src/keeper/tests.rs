@@ -54,6 +54,7 @@ fn order(parent: &Path, script: &str) -> wire::LaunchSpec {
     crate::vllm::directory::prepare(&directory).unwrap();
     let process = wire::ProcessSpec {
         keeper: program(parent).into(),
+        container: Vec::new(),
         program: "/bin/sh".into(),
         arguments: vec!["-c".into(), script.into()],
         set: vec![("VLLM_RPC_BASE_PATH".into(), directory.clone().into()), ("NAME".into(), "value".into())],
@@ -403,6 +404,7 @@ fn engines_are_kept_only_where_the_agent_will_be_restarted() {
 #[test]
 fn a_fingerprint_covers_the_command_but_not_the_free_memory() {
     let line = |argument: &str, gib: &str| CommandLine {
+        container: Vec::new(),
         program: "/bin/vllm".into(),
         arguments: vec!["serve".into(), argument.into()],
         set: vec![("VLLM_CPU_KVCACHE_SPACE", gib.into()), ("TMPDIR", "/tmp/e0/tmp".into())],

@@ -31,6 +31,8 @@ const OUTPUT_FRAME: u8 = 1;
 pub(crate) struct ProcessSpec {
     /// Program that has the subcommand `keeper`, for the step before the engine.
     pub(crate) keeper: OsString,
+    /// Words before the program: the runtime of a container; empty without one.
+    pub(crate) container: Vec<OsString>,
     pub(crate) program: OsString,
     pub(crate) arguments: Vec<OsString>,
     pub(crate) set: Vec<(OsString, OsString)>,
@@ -44,6 +46,7 @@ impl ProcessSpec {
     pub(crate) fn new(keeper: &Path, line: &CommandLine, directory: &Path) -> Self {
         Self {
             keeper: keeper.into(),
+            container: line.container.clone(),
             program: line.program.clone().into(),
             arguments: line.arguments.clone(),
             set: line.set.iter().map(|(name, value)| ((*name).into(), value.clone())).collect(),

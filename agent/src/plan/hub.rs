@@ -11,8 +11,8 @@ use std::process::Output;
 use std::time::Duration;
 
 use hostler_boot::program::run_to_end;
-use tokio::process::Command;
 
+use crate::container::{self, Container};
 use crate::prompt_files::resolve_folder;
 use crate::vllm::arguments::{EngineArguments, value_of};
 use crate::vllm::version::last_line;
@@ -95,8 +95,8 @@ pub(super) fn may_fetch(model: &str, arguments: &[String], downloads: &Path, var
 ///
 /// # Errors
 /// In the library's own words, such as that the model is gated.
-pub(super) async fn fetch(interpreter: &Path, model: &str, arguments: &[String]) -> Result<(), HubError> {
-    let mut command = Command::new(interpreter);
+pub(super) async fn fetch(interpreter: &Path, container: Option<&Container>, model: &str, arguments: &[String]) -> Result<(), HubError> {
+    let mut command = container::command(container, interpreter.as_os_str());
     command.args(["-c", FETCH_SCRIPT, model, value_of(arguments, "--revision").unwrap_or_default()]);
     match run_to_end(command, b"", FETCH_TIMEOUT).await {
         Err(error) => Err(HubError::Start(interpreter.display().to_string(), error)),
@@ -151,10 +151,10 @@ mod tests {
         let python = place.path().join("python");
         fs::write(&python, "#!/bin/sh\nshift 2\necho \"$@\" > \"$(dirname \"$0\")/asked\"\necho Traceback >&2\necho 'GatedRepoError: ask first' >&2\n[ \"$2\" = v2 ]\n").unwrap();
         fs::set_permissions(&python, fs::Permissions::from_mode(0o755)).unwrap();
-        let error = fetch(&python, "org/model", &[]).await.unwrap_err();
+        let error = fetch(&python, None, "org/model", &[]).await.unwrap_err();
         assert_eq!(error.to_string(), "GatedRepoError: ask first");
-        fetch(&python, "org/model", &["--revision=v2".to_owned()]).await.unwrap();
+        fetch(&python, None, "org/model", &["--revision=v2".to_owned()]).await.unwrap();
         assert_eq!(fs::read_to_string(place.path().join("asked")).unwrap(), "org/model v2\n");
-        assert!(matches!(fetch(Path::new("/nonexistent"), "org/model", &[]).await, Err(HubError::Start(..))));
+        assert!(matches!(fetch(Path::new("/nonexistent"), None, "org/model", &[]).await, Err(HubError::Start(..))));
     }
 }

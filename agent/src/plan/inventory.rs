@@ -5,33 +5,33 @@
 use std::path::{Path, PathBuf};
 
 use hostler_boot::TraceSettings;
-use hostler_boot::program::find_program;
 
 use super::described_gpus::DescribedGpus;
 use super::host_resources::{CPUS_PER_ENGINE, SHARED_BYTES_PER_ENGINE};
 use super::{HostResources, ModelInfo, NcclTransport, Plan, PlanError, PlanInput, front_end, hub, make_plan};
-use crate::AgentError;
 use crate::config::{AgentConfig, EngineKind};
+use crate::container::Container;
 use crate::gpu::{Gpu, NvlinkTopology};
-use crate::host::{self, EngineProgram, Host, HostError};
+use crate::host::{EngineProgram, Host, HostError};
 use crate::prompt_files;
 use crate::vllm::EngineTraces;
 use crate::vllm::arguments::expand_config_file;
 use crate::vllm::parsers::InstalledParsers;
 use crate::vllm::releases::{NEWEST_KNOWN, RUST_FRONT_END_SINCE};
 use crate::vllm::version::{self, InstalledVllm, VllmVersion, VllmVersionError};
+use crate::{AgentError, engine_lookup};
 
 /// Finds out which vLLM a program is.
 ///
 /// `None` for the simulated engine, and for a vLLM that does not report its version. Takes seconds.
 ///
 /// # Errors
-/// When the program cannot be started.
+/// When the program, or the container that it runs in, cannot be started.
 pub async fn probe_installed(engine: &EngineProgram) -> Result<Option<InstalledVllm>, VllmVersionError> {
-    let EngineProgram::Vllm { program } = engine else { return Ok(None) };
-    match version::probe(program).await {
+    let EngineProgram::Vllm { program, container } = engine else { return Ok(None) };
+    match version::probe(program, container.as_ref()).await {
         Ok(installed) => Ok(Some(installed)),
-        Err(error @ VllmVersionError::Start { .. }) => Err(error),
+        Err(error @ (VllmVersionError::Start { .. } | VllmVersionError::NoContainer { .. })) => Err(error),
         Err(error) => {
             tracing::warn!(%error, "the version of vLLM is unknown; only flags that every release has are used");
             Ok(None)
@@ -59,16 +59,23 @@ pub struct Inventory {
 /// When the model does not fit, or the settings ask for the impossible.
 pub async fn plan_inventory(found: Inventory, config: AgentConfig) -> Result<Plan, PlanError> {
     let Inventory { engine, installed, gpus, links, resources: room, transport } = found;
-    let named = front_end::binary_from_environment(std::env::var_os("VLLM_RUST_FRONTEND_PATH"));
+    let container = match &engine {
+        EngineProgram::Vllm { container, .. } => container.clone(),
+        EngineProgram::Simulated { .. } | EngineProgram::Attached { .. } => None,
+    };
+    // A container does not inherit that variable.
+    let variable = std::env::var_os("VLLM_RUST_FRONTEND_PATH").filter(|_| container.is_none());
+    let named = front_end::binary_from_environment(variable);
     let rust: Option<PathBuf> = named.or_else(|| installed.as_ref()?.rust_front_end.clone());
     let parsers = installed.as_ref().map_or_else(InstalledParsers::default, |installed| installed.parsers.clone());
     let rust_parsers = match &rust {
-        Some(binary) if parsers != InstalledParsers::Assumed => InstalledParsers::of_rust_front_end(binary).await,
+        Some(binary) if parsers != InstalledParsers::Assumed => InstalledParsers::of_rust_front_end(binary, container.as_ref()).await,
         _ => parsers.clone(),
     };
     let downloads = prompt_files::hub_cache(|name| std::env::var_os(name));
     let interpreter = installed.as_ref().and_then(|installed| installed.interpreter.as_deref());
-    let not_fetched = fetch_description(interpreter, &config, &downloads).await;
+    let python = interpreter.map(|interpreter| (interpreter, container.as_ref()));
+    let not_fetched = fetch_description(python, &config, &downloads).await;
     let planned = tokio::task::spawn_blocking(move || {
         let traces = match engine {
             EngineProgram::Simulated { .. } | EngineProgram::Attached { .. } => EngineTraces::Unasked,
@@ -99,7 +106,7 @@ pub async fn plan_inventory(found: Inventory, config: AgentConfig) -> Result<Pla
 
 /// Fetches the small files of a model that is not downloaded yet. Without them, the engine starts with
 /// its own defaults. Returns why they are not here.
-async fn fetch_description(interpreter: Option<&Path>, config: &AgentConfig, downloads: &Path) -> Option<String> {
+async fn fetch_description(python: Option<(&Path, Option<&Container>)>, config: &AgentConfig, downloads: &Path) -> Option<String> {
     let (name, given, folder) = (config.model.clone(), config.engine_args.clone(), downloads.to_owned());
     // The folder of downloads may be on a slow disk, and a router may serve on this thread already.
     let looked = tokio::task::spawn_blocking(move || {
@@ -108,7 +115,7 @@ async fn fetch_description(interpreter: Option<&Path>, config: &AgentConfig, dow
     });
     let arguments = looked.await.expect("looking for a model does not panic")?;
     let model = &config.model;
-    let Some(interpreter) = interpreter else {
+    let Some((interpreter, container)) = python else {
         let folder = downloads.display();
         return Some(format!(
             "it is not downloaded to {folder}, and nobody was asked whether there is such a model, because that takes vLLM's Python: \
@@ -116,7 +123,7 @@ async fn fetch_description(interpreter: Option<&Path>, config: &AgentConfig, dow
         ));
     };
     tracing::info!(model = config.model, "fetching the model's description: it is not downloaded yet");
-    let error = hub::fetch(interpreter, &config.model, &arguments).await.err()?;
+    let error = hub::fetch(interpreter, container, &config.model, &arguments).await.err()?;
     tracing::warn!(model = config.model, %error, "the model's description cannot be fetched, so nothing can be computed for it");
     Some(error.explain(model))
 }
@@ -148,15 +155,14 @@ pub async fn preview(config: AgentConfig, supposed: PreviewRequest) -> Result<Pl
         return Err(HostError::NoModel.into());
     }
     let this_program = std::env::current_exe().map_err(AgentError::OwnPath)?;
-    let vllm = find_program(&config.vllm_bin, std::env::var_os("PATH").as_deref());
-    let (engine, installed) = match host::choose_program(config.engine, !config.model.is_empty(), &vllm, &this_program) {
+    let (engine, installed) = match engine_lookup::find_engine(&config, &this_program) {
         Ok(engine) => (engine.clone(), probe_installed(&engine).await?),
         Err(HostError::NoVllm { name, .. }) => {
             if supposed.version.is_none() {
                 supposes
                     .push(format!("vLLM is not installed here: the plan is for {NEWEST_KNOWN}; another one is named with --vllm-version"));
             }
-            (EngineProgram::Vllm { program: name.into() }, Some(assume_installed(NEWEST_KNOWN)))
+            (EngineProgram::Vllm { program: name.into(), container: None }, Some(assume_installed(NEWEST_KNOWN)))
         }
         Err(other) => return Err(other.into()),
     };

@@ -15,7 +15,7 @@ struct Case<'a> {
 }
 
 fn vllm() -> EngineProgram {
-    EngineProgram::Vllm { program: "/opt/vllm".into() }
+    EngineProgram::Vllm { program: "/opt/vllm".into(), container: None }
 }
 
 fn config(profile: Profile, line: &str) -> AgentConfig {

@@ -7,6 +7,8 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use rustix::process::getsid;
+
 use super::LeaderProcess;
 use super::table::{self, ProcessStat};
 
@@ -83,20 +85,28 @@ impl ProcessRecord {
         self.boot_and_namespace != table::boot_and_namespace()
     }
 
-    /// Living members of the recorded group, without unrelated processes that may have its id by
-    /// now.
+    /// Living members of the recorded group and session, without unrelated processes that may have
+    /// such an id by now.
+    ///
+    /// A keeper makes a session. All in it is the engine's, as is what mounts a container's image in
+    /// a group of its own.
     pub(super) fn members(&self) -> Vec<ProcessStat> {
         if self.is_foreign() {
             return Vec::new();
         }
         // A group's id is not reused while it has members. So another process under the leader's id
-        // proves that the group ended.
-        match ProcessStat::read(self.leader) {
-            Some(leader) if leader.started != self.started => return Vec::new(),
-            _ => {}
+        // proves that the group ended. The same holds for the session, whose leader is the older one.
+        let of = |id: i32| ProcessStat::read(id);
+        if of(self.leader).is_some_and(|leader| leader.started != self.started)
+            || of(self.session).is_some_and(|keeper| keeper.started > self.started)
+        {
+            return Vec::new();
         }
-        let mut members = table::members(self.leader);
-        members.retain(|member| member.session == self.session && member.started >= self.started);
+        let has_own_session = getsid(None).is_ok_and(|own| own.as_raw_nonzero().get() != self.session);
+        let mut members = table::session(self.session);
+        // A keeper may have begun in the same tick as its engine.
+        let is_kept = |member: &ProcessStat| member.group == self.leader || (has_own_session && member.pid != self.session);
+        members.retain(|member| member.started >= self.started && is_kept(member));
         members
     }
 }

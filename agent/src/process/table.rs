@@ -74,9 +74,10 @@ pub fn process_start(pid: i32) -> Option<u64> {
     Some(ProcessStat::read(pid)?.started)
 }
 
-pub(crate) fn members(group: i32) -> Vec<ProcessStat> {
+/// Living processes of a session.
+pub(crate) fn session(session: i32) -> Vec<ProcessStat> {
     let mut processes = ProcessStat::all();
-    processes.retain(|process| process.group == group && !process.is_zombie);
+    processes.retain(|process| process.session == session && !process.is_zombie);
     processes
 }
 

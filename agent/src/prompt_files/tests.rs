@@ -159,7 +159,7 @@ fn downloaded_models_are_searched_where_hugging_face_keeps_them() {
 #[tokio::test]
 async fn prompt_files_are_loaded_from_the_models_folder() {
     let model = folder(&[("tokenizer.json", "t")]);
-    let engine = EngineProgram::Vllm { program: "/opt/vllm".into() };
+    let engine = EngineProgram::Vllm { program: "/opt/vllm".into(), container: None };
     let config = AgentConfig { model: path(&model).to_owned(), ..AgentConfig::default() };
     let bundle = PromptFileSource::new(&engine, &config).load(Path::new("/no/socket")).await.unwrap();
     let expected = wire::PromptFile { name: "tokenizer.json".to_owned(), content: Bytes::from_static(b"t") };

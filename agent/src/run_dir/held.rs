@@ -26,6 +26,10 @@ pub(crate) struct HeldDirectories {
 }
 
 impl HeldDirectories {
+    pub(crate) fn base(&self) -> &Path {
+        &self.base
+    }
+
     pub(super) fn new(base: PathBuf, held: impl IntoIterator<Item = (PathBuf, File)>) -> Self {
         Self { base, held: Mutex::new(held.into_iter().collect()) }
     }

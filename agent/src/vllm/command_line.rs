@@ -16,6 +16,7 @@ use super::traces::{TRACES_ENVIRONMENT, TRACES_FLAG};
 use super::version::VllmVersion;
 use crate::cache::KvEventSource;
 use crate::config::{AgentConfig, Profile};
+use crate::container::{Container, NO_USER_PACKAGES, OF_THE_HOST};
 use crate::host::{EngineProgram, HostError, ReplicaPlan};
 use crate::process::ENGINE_OF;
 
@@ -90,8 +91,19 @@ pub struct LaunchContext<'a> {
     pub bytecode_cache: Option<&'a Path>,
 }
 
+impl LaunchContext<'_> {
+    fn container(&self) -> Option<&Container> {
+        match self.engine {
+            EngineProgram::Vllm { container, .. } => container.as_ref(),
+            EngineProgram::Simulated { .. } | EngineProgram::Attached { .. } => None,
+        }
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CommandLine {
+    /// Words before the program: the runtime of a container; empty without one.
+    pub container: Vec<OsString>,
     pub program: PathBuf,
     pub arguments: Vec<OsString>,
     pub set: Vec<(&'static str, OsString)>,
@@ -198,6 +210,7 @@ pub fn command_line(launch: &LaunchContext<'_>) -> Result<CommandLine, HostError
             arguments.extend(["--key-file".into(), key_file.into()]);
         }
         return Ok(CommandLine {
+            container: Vec::new(),
             program: program.clone(),
             arguments,
             set: Vec::new(),
@@ -206,7 +219,7 @@ pub fn command_line(launch: &LaunchContext<'_>) -> Result<CommandLine, HostError
         });
     }
     let (program, mut arguments) = match launch.engine {
-        EngineProgram::Vllm { program } => (program, vllm_arguments(launch)),
+        EngineProgram::Vllm { program, .. } => (program, vllm_arguments(launch)),
         EngineProgram::Simulated { program } | EngineProgram::Attached { program, .. } => (program, simulated_arguments(launch)),
     };
     arguments.extend(launch.choices.iter().flat_map(FlagChoice::to_arguments).map(OsString::from));
@@ -214,11 +227,15 @@ pub fn command_line(launch: &LaunchContext<'_>) -> Result<CommandLine, HostError
     arguments.extend(own_arguments(launch.config).iter().map(OsString::from));
     let opens_routes = launch.choices.iter().any(|choice| choice.flag == SCALE_OUT_FLAG && choice.origin == FlagOrigin::Hostler);
     let withheld_routes: &[&str] = if opens_routes { &SCALE_OUT_ROUTES } else { &[] };
+    let container = launch.container();
+    let mut unset = NOT_INHERITED.to_vec();
+    unset.extend(container.iter().flat_map(|_| OF_THE_HOST));
     Ok(CommandLine {
+        container: container.map(Container::words).unwrap_or_default(),
         program: program.clone(),
         arguments,
         set: environment(launch, &given)?,
-        unset: NOT_INHERITED.to_vec(),
+        unset,
         withheld_routes,
     })
 }
@@ -297,10 +314,13 @@ fn environment(launch: &LaunchContext<'_>, all_given: &[String]) -> Result<Vec<(
         // The second one would forbid to write, if an image or a user has set it.
         set.extend([("PYTHONPYCACHEPREFIX", cache.into()), ("PYTHONDONTWRITEBYTECODE", "".into())]);
     }
+    let container = launch.container();
+    set.extend(container.map(|_| (NO_USER_PACKAGES.0, NO_USER_PACKAGES.1.into())));
     // Always set the variable, so that an inherited one does not decide.
     set.push((RUST_FRONT_END_VARIABLE, if launch.front_end == FrontEndInUse::Rust { "1" } else { "0" }.into()));
     if matches!(launch.engine, EngineProgram::Vllm { .. }) && needs_plugin(launch, all_given) {
-        set.extend(plugin::environment(launch.directory, launch.python_path).into_iter().flatten());
+        let inherited = if container.is_some() { OsStr::new("") } else { launch.python_path };
+        set.extend(plugin::environment(launch.directory, inherited).into_iter().flatten());
     }
     Ok(set)
 }

@@ -11,7 +11,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use hostler_boot::program::run_to_end;
-use tokio::process::Command;
+
+use crate::container::{self, Container};
 
 /// Time limit for the Rust front-end to name its parsers, which takes it 10 ms.
 const ASK_TIMEOUT: Duration = Duration::from_secs(5);
@@ -58,9 +59,9 @@ impl InstalledParsers {
     }
 
     /// Asks the Rust front-end, which names its parsers when it is given one that it does not have.
-    pub(crate) async fn of_rust_front_end(binary: &Path) -> Self {
+    pub(crate) async fn of_rust_front_end(binary: &Path, container: Option<&Container>) -> Self {
         let ask = async |flag: &str| {
-            let mut command = Command::new(binary);
+            let mut command = container::command(container, binary.as_os_str());
             command.args(["render", "nowhere", flag, "?"]);
             let ended = run_to_end(command, b"", ASK_TIMEOUT).await.ok().flatten();
             ended.map_or_else(BTreeSet::new, |ended| named_in_refusal(&String::from_utf8_lossy(&[ended.stderr, ended.stdout].concat())))

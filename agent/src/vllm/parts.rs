@@ -57,7 +57,14 @@ mod tests {
     use super::*;
 
     fn line() -> CommandLine {
-        CommandLine { program: "vllm".into(), arguments: vec!["serve".into()], set: Vec::new(), unset: Vec::new(), withheld_routes: &[] }
+        CommandLine {
+            container: Vec::new(),
+            program: "vllm".into(),
+            arguments: vec!["serve".into()],
+            set: Vec::new(),
+            unset: Vec::new(),
+            withheld_routes: &[],
+        }
     }
 
     fn point() -> MeetingPoint {

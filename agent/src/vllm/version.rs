@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 use std::process::Output;
 use std::time::Duration;
 
-use hostler_boot::program::run_to_end;
-use tokio::process::Command;
-
 use super::parsers::{InstalledParsers, LISTING_SCRIPT};
+use crate::container::refusal::{self, Refusal};
+use crate::container::{self, Container};
+use hostler_boot::program::run_to_end;
 
 /// Time limit for `vllm --version`, which imports all of vLLM: 17 s on two slow cores, more on a
 /// cold parallel filesystem.
@@ -22,6 +22,10 @@ const FULL_PROBE_TIMEOUT: Duration = Duration::from_secs(120);
 /// Time limit for reading the installed package's version, which imports nothing of vLLM: 0.1 s on
 /// the same machine.
 const QUICK_PROBE_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// The same in a container, whose image may be on a cold parallel filesystem. It took 0.1 s with a
+/// folder or a file on a local disk.
+const CONTAINER_PROBE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A vLLM release.
 ///
@@ -77,6 +81,8 @@ pub enum VllmVersionError {
     Timeout { program: PathBuf, deadline: Duration },
     #[error("`{} --version` printed no version; it ended with {status} and its last line was: {last_line}", program.display())]
     Unreadable { program: PathBuf, status: String, last_line: String },
+    #[error("`{}` runs nothing in the image {}: {cause}; {remedy}", runtime.display(), image.display())]
+    NoContainer { runtime: PathBuf, image: PathBuf, cause: String, remedy: &'static str },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -94,18 +100,36 @@ pub struct InstalledVllm {
     pub(crate) parsers: InstalledParsers,
 }
 
-/// Scripts that print the package's folder and whether it can send traces, and, at last, its
-/// version.
+/// Finds the Python in a program's first line, and has it run a script: these are its arguments.
+///
+/// It says whether the program does nothing but call vLLM, as the script that is installed with it.
+/// That has some 200 bytes.
+const FIND_SCRIPT: &str = r#"
+program=$(command -v "$1") || exit 3
+read -r line < "$program"
+interpreter=${line#'#!'}
+case $line in '#!/'*) ;; *) exit 3 ;; esac
+case ${interpreter##*/} in python*) ;; *) exit 3 ;; esac
+echo "interpreter $interpreter"
+if [ "$(wc -c < "$program")" -lt 1024 ] && grep -qF 'from vllm.entrypoints.cli.main import main' "$program"; then
+    echo 'own script'
+fi
+exec "$interpreter" -c "$2"
+"#;
+
+/// Scripts that print what the package has, and, at last, its version.
 ///
 /// They import nothing of vLLM: a package's place is found without running it.
 const PACKAGE_SCRIPT: &str = "\
 import importlib.metadata as m, importlib.util as u, os, sys
 folders = list(getattr(u.find_spec('vllm'), 'submodule_search_locations', None) or [])
 for folder in folders:
-    print('folder ' + folder)
     compiled = os.path.exists(u.cache_from_source(folder + '/__init__.py'))
     if not compiled and (sys.dont_write_bytecode or not os.access(folder, os.W_OK)):
         print('no bytecode')
+    front_end = folder + '/vllm-rs'
+    if os.path.isfile(front_end) and os.access(front_end, os.X_OK):
+        print('rust front-end ' + front_end)
 try:
     for name in ('sdk', 'exporter-otlp-proto-grpc', 'exporter-otlp-proto-http'):
         m.version('opentelemetry-' + name)
@@ -115,43 +139,59 @@ except m.PackageNotFoundError:
 
 const VERSION_SCRIPT: &str = "print(m.version('vllm'))";
 
-/// Asks the vLLM behind `program`, first through the Python that its first line names, else by
-/// `program --version`, which says nothing of a front-end.
+/// Asks the vLLM behind `program`, in the container if there is one: first through the Python that
+/// its first line names, else by `program --version`, which says nothing of a front-end.
 ///
-/// Takes up to 135 s.
-pub async fn probe(program: &Path) -> Result<InstalledVllm, VllmVersionError> {
-    if let Some(interpreter) = read_interpreter(program) {
-        let script = [PACKAGE_SCRIPT, LISTING_SCRIPT, VERSION_SCRIPT].concat();
-        let quick = run_program(&interpreter, &[OsStr::new("-c"), OsStr::new(&script)], QUICK_PROBE_TIMEOUT).await;
-        if let Some((output, version)) = quick.ok().and_then(|(_, output)| VllmVersion::parse(&output).map(|version| (output, version))) {
-            let has_opentelemetry = output.lines().any(|line| line == "opentelemetry");
-            let lacks_bytecode = output.lines().any(|line| line == "no bytecode");
-            let parsers = InstalledParsers::from_output(&output);
-            let rust_front_end = find_rust_front_end(&output);
-            let interpreter = is_own_script(program).then_some(interpreter);
-            return Ok(InstalledVllm { version, interpreter, lacks_bytecode, rust_front_end, has_opentelemetry, parsers });
+/// Takes up to 135 s, and 180 s in a container.
+pub async fn probe(program: &Path, container: Option<&Container>) -> Result<InstalledVllm, VllmVersionError> {
+    let asked = Probe { program, container };
+    let script = [PACKAGE_SCRIPT, LISTING_SCRIPT, VERSION_SCRIPT].concat();
+    let arguments = [OsStr::new("-c"), OsStr::new(FIND_SCRIPT), OsStr::new("sh"), program.as_os_str(), OsStr::new(&script)];
+    let deadline = if container.is_some() { CONTAINER_PROBE_TIMEOUT } else { QUICK_PROBE_TIMEOUT };
+    match asked.run(OsStr::new("sh"), &arguments, deadline).await {
+        Ok((_, output)) => {
+            if let Some(installed) = InstalledVllm::from_output(&output) {
+                return Ok(installed);
+            }
+            asked.check_container(&output)?;
         }
+        Err(error @ VllmVersionError::Start { .. }) if container.is_some() => return Err(error),
+        Err(_) => {}
     }
-    let (status, output) = run_program(program, &[OsStr::new("--version")], FULL_PROBE_TIMEOUT).await?;
+    let (status, output) = asked.run(program.as_os_str(), &[OsStr::new("--version")], FULL_PROBE_TIMEOUT).await?;
+    asked.check_container(&output)?;
     let unreadable =
         || VllmVersionError::Unreadable { program: program.to_owned(), status: status.clone(), last_line: last_line(&output).to_owned() };
-    let version = VllmVersion::parse(&output).ok_or_else(unreadable)?;
-    Ok(InstalledVllm {
-        version,
-        interpreter: None,
-        lacks_bytecode: false,
-        rust_front_end: None,
-        has_opentelemetry: false,
-        parsers: InstalledParsers::default(),
-    })
+    Ok(InstalledVllm::of_version(VllmVersion::parse(&output).ok_or_else(unreadable)?))
 }
 
-/// Rust front-end in the folders that the script printed, if there is an executable one.
-fn find_rust_front_end(output: &str) -> Option<PathBuf> {
-    use std::os::unix::fs::PermissionsExt;
-    let folders = output.lines().filter_map(|line| line.strip_prefix("folder "));
-    let mut binaries = folders.map(|folder| Path::new(folder).join("vllm-rs"));
-    binaries.find(|path| std::fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0))
+impl InstalledVllm {
+    /// A release of which nothing else is known.
+    fn of_version(version: VllmVersion) -> Self {
+        Self {
+            version,
+            interpreter: None,
+            lacks_bytecode: false,
+            rust_front_end: None,
+            has_opentelemetry: false,
+            parsers: InstalledParsers::default(),
+        }
+    }
+
+    /// Reads what `FIND_SCRIPT` printed.
+    fn from_output(output: &str) -> Option<Self> {
+        let version = VllmVersion::parse(output)?;
+        let has = |line: &str| output.lines().any(|printed| printed == line);
+        let path = |prefix: &str| output.lines().find_map(|line| line.strip_prefix(prefix)).map(PathBuf::from);
+        Some(Self {
+            version,
+            interpreter: path("interpreter ").filter(|_| has("own script")),
+            lacks_bytecode: has("no bytecode"),
+            rust_front_end: path("rust front-end "),
+            has_opentelemetry: has("opentelemetry"),
+            parsers: InstalledParsers::from_output(output),
+        })
+    }
 }
 
 pub(crate) fn last_line(output: &str) -> &str {
@@ -159,36 +199,43 @@ pub(crate) fn last_line(output: &str) -> &str {
     lines.find(|line| !line.is_empty()).unwrap_or_default()
 }
 
-/// Whether the program does nothing but call vLLM, as the script that is installed with it.
-fn is_own_script(program: &Path) -> bool {
-    const OWN_SCRIPT_BYTES: u64 = 1024;
-    let is_small = std::fs::metadata(program).is_ok_and(|meta| meta.len() < OWN_SCRIPT_BYTES);
-    is_small && std::fs::read_to_string(program).is_ok_and(|text| text.contains("from vllm.entrypoints.cli.main import main"))
+/// The program that is asked, and where it runs.
+#[derive(Clone, Copy)]
+struct Probe<'a> {
+    program: &'a Path,
+    container: Option<&'a Container>,
 }
 
-/// Python in the first line of an installed console script, if it is named there directly.
-fn read_interpreter(program: &Path) -> Option<PathBuf> {
-    use std::io::Read;
-    let mut head = [0_u8; 512];
-    let length = std::fs::File::open(program).ok()?.read(&mut head).ok()?;
-    let head = std::str::from_utf8(&head[..length]).ok()?;
-    let line = head.strip_prefix("#!")?.lines().next()?.trim();
-    let path = Path::new(line);
-    let is_python = path.file_name()?.to_str()?.starts_with("python");
-    (is_python && path.is_absolute()).then(|| path.to_owned())
-}
-
-/// Runs a program, and returns how it ended and its output, standard output last.
-async fn run_program(program: &Path, arguments: &[&OsStr], deadline: Duration) -> Result<(String, String), VllmVersionError> {
-    let mut command = Command::new(program);
-    command.args(arguments);
-    match run_to_end(command, b"", deadline).await {
-        Ok(Some(Output { status, stdout, stderr })) => {
-            let printed = [&stderr[..], b"\n", &stdout].concat();
-            Ok((status.to_string(), String::from_utf8_lossy(&printed).into_owned()))
+impl Probe<'_> {
+    /// Runs a program, and returns how it ended and its output, standard output last.
+    async fn run(self, program: &OsStr, arguments: &[&OsStr], deadline: Duration) -> Result<(String, String), VllmVersionError> {
+        let mut command = container::command(self.container, program);
+        command.args(arguments);
+        match run_to_end(command, b"", deadline).await {
+            Ok(Some(Output { status, stdout, stderr })) => {
+                let printed = [&stderr[..], b"\n", &stdout].concat();
+                Ok((status.to_string(), String::from_utf8_lossy(&printed).into_owned()))
+            }
+            Ok(None) => Err(VllmVersionError::Timeout { program: self.program.to_owned(), deadline }),
+            Err(source) => {
+                let program = self.container.map_or(Path::new(program), Container::runtime).to_owned();
+                Err(VllmVersionError::Start { program, source })
+            }
         }
-        Ok(None) => Err(VllmVersionError::Timeout { program: program.to_owned(), deadline }),
-        Err(source) => Err(VllmVersionError::Start { program: program.to_owned(), source }),
+    }
+
+    /// Fails if the container's runtime has refused to run anything.
+    fn check_container(self, output: &str) -> Result<(), VllmVersionError> {
+        let refused = self.container.and_then(|container| Some((container, refusal::find(output.lines())?)));
+        match refused {
+            None => Ok(()),
+            Some((container, Refusal { cause, remedy })) => Err(VllmVersionError::NoContainer {
+                runtime: container.runtime().to_owned(),
+                image: container.image().to_owned(),
+                cause,
+                remedy,
+            }),
+        }
     }
 }
 

@@ -55,8 +55,16 @@ pub(super) struct HostFacts {
 #[derive(Debug, Clone)]
 pub(super) enum InstalledEngine {
     Simulated,
+    /// Its program, or its release and image.
     Vllm(String),
-    Missing { program: String, error: String },
+    /// No vLLM answers in the image, with what to do.
+    Refused(String),
+    /// None of these programs is there to run the image.
+    NoRuntime(Vec<String>),
+    Missing {
+        program: String,
+        error: String,
+    },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -225,6 +233,17 @@ fn check_engine(facts: &HostFacts) -> CheckResult {
     match &facts.engine {
         InstalledEngine::Simulated => CheckResult::ok(subject, "simulated engines need nothing"),
         InstalledEngine::Vllm(path) => CheckResult::ok(subject, format!("jobs find {path}")),
+        InstalledEngine::Refused(error) if facts.job.is_some() => CheckResult::problem(subject, error, ""),
+        InstalledEngine::Refused(error) => CheckResult::problem(
+            subject,
+            error,
+            "login nodes may allow less than compute nodes: ask inside of a job too, as in `qsub -I` or `srun --pty`",
+        ),
+        InstalledEngine::NoRuntime(names) => CheckResult::problem(
+            subject,
+            format!("a login shell finds no `{}` after the lines of cluster.setup, to run agent.image", names.join("`, no `")),
+            "let cluster.setup load its module, or name the program with agent.container",
+        ),
         InstalledEngine::Missing { program, error } => {
             let detail = if error.is_empty() { String::new() } else { format!(" ({error})") };
             CheckResult::problem(

@@ -31,7 +31,8 @@ pub(super) struct MachineFacts {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum MachineEngine {
-    Vllm(PathBuf),
+    /// Its program, or its release and image.
+    Vllm(String),
     /// Because nothing else is there, or it is chosen.
     Simulated,
     Attached,
@@ -95,7 +96,7 @@ fn check_up(fleet: &LocalFleet) -> CheckResult {
 fn check_engine(engine: &Result<MachineEngine, String>) -> CheckResult {
     let subject = "engine";
     match engine {
-        Ok(MachineEngine::Vllm(path)) => CheckResult::ok(subject, path.display().to_string()),
+        Ok(MachineEngine::Vllm(found)) => CheckResult::ok(subject, found),
         Ok(MachineEngine::Attached) => CheckResult::ok(subject, "another server's, by agent.attach"),
         Ok(MachineEngine::NoModel) => CheckResult::ok(subject, "vLLM is there: `hostler up MODEL` names the model"),
         Ok(MachineEngine::Simulated) => {

@@ -252,6 +252,10 @@ fn a_decision_of_hostler_is_the_cause_whatever_was_printed() {
         "",
         "executable",
     );
+    let refused =
+        "INFO:    squashfuse not found\nFATAL:   could not open image /soft/vllm.sif: lstat /soft/vllm.sif: no such file or directory";
+    expect(&exited(255), refused, FailureKind::Container, "could not open image /soft/vllm.sif", "look for the image");
+    expect(&ours(EndCause::Exited(ExitStatus::from_raw(255 << 8)), true), refused, FailureKind::Unknown, "", "hostler logs");
     let late = ours(EndCause::NotReadyWithin(Duration::from_secs(600)), false);
     expect(&late, "", FailureKind::StartupTimeout, "not ready within 600 s", "--startup-timeout");
     let unhealthy = ours(EndCause::Unhealthy { checks: 3, reason: "status 503".into() }, true);

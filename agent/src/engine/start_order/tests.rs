@@ -164,9 +164,10 @@ async fn an_abandoned_warm_up_that_fails_late_changes_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn only_several_compiling_vllm_engines_warm_up_alone() {
-    let vllm = EngineProgram::Vllm { program: "vllm".into() };
+    let vllm = EngineProgram::Vllm { program: "vllm".into(), container: None };
     let simulated = EngineProgram::Simulated { program: "hostler".into() };
     let line = |arguments: &[&str]| CommandLine {
+        container: Vec::new(),
         program: "vllm".into(),
         arguments: arguments.iter().map(OsString::from).collect(),
         set: Vec::new(),

@@ -7,6 +7,7 @@ use super::*;
 fn order() -> LaunchSpec {
     let process = ProcessSpec {
         keeper: "/bin/hostler".into(),
+        container: vec!["/bin/apptainer".into(), "exec".into()],
         program: "/bin/vllm".into(),
         arguments: vec![OsString::from_vec(vec![b'a', 0xff])],
         set: vec![("A".into(), "b c".into())],

@@ -12,7 +12,7 @@ fn gpu(gib: u64) -> Gpu {
 fn setup(minor: u32, profile: Profile, line: &str) -> EnginePlanSetup {
     let engine_args = line.split_whitespace().map(str::to_owned).collect();
     let config = AgentConfig { profile, engine_args, ..AgentConfig::default() };
-    EnginePlanSetup::new(&EngineProgram::Vllm { program: "/opt/vllm".into() }, Some(VllmVersion::new(0, minor)), &config)
+    EnginePlanSetup::new(&EngineProgram::Vllm { program: "/opt/vllm".into(), container: None }, Some(VllmVersion::new(0, minor)), &config)
 }
 
 /// Command line without the flags of every engine and without graphs, which have their own test.

@@ -9,8 +9,11 @@ use crate::vllm::VllmVersion;
 fn chosen(setting: FrontEnd, minor: Option<u32>, binary: bool, profile: Profile, line: &str) -> Result<FrontEndChoice, PlanError> {
     let engine_args = line.split_whitespace().map(str::to_owned).collect();
     let config = AgentConfig { profile, engine_args, ..AgentConfig::default() };
-    let setup =
-        EnginePlanSetup::new(&EngineProgram::Vllm { program: "/opt/vllm".into() }, minor.map(|minor| VllmVersion::new(0, minor)), &config);
+    let setup = EnginePlanSetup::new(
+        &EngineProgram::Vllm { program: "/opt/vllm".into(), container: None },
+        minor.map(|minor| VllmVersion::new(0, minor)),
+        &config,
+    );
     let model = ModelInfo::Known(Box::new(fixture("llama-3.1-8b", &[])));
     choose(setting, binary.then_some(Path::new("/opt/vllm-rs")), &setup, &model)
 }
@@ -50,8 +53,11 @@ fn a_requested_but_missing_rust_front_end_is_an_error() {
 
 #[test]
 fn a_model_without_text_generation_keeps_the_python_front_end() {
-    let setup =
-        EnginePlanSetup::new(&EngineProgram::Vllm { program: "/opt/vllm".into() }, Some(VllmVersion::new(0, 32)), &AgentConfig::default());
+    let setup = EnginePlanSetup::new(
+        &EngineProgram::Vllm { program: "/opt/vllm".into(), container: None },
+        Some(VllmVersion::new(0, 32)),
+        &AgentConfig::default(),
+    );
     let facts = ModelFacts { architecture: "BertModel".to_owned(), ..fixture("llama-3.1-8b", &[]) };
     let chosen = choose(FrontEnd::Auto, Some(Path::new("/opt/vllm-rs")), &setup, &ModelInfo::Known(Box::new(facts))).unwrap();
     assert_eq!(chosen.in_use, FrontEndInUse::Python);

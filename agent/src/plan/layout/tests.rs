@@ -11,7 +11,7 @@ use crate::vllm::version::VllmVersion;
 
 fn setup(arguments: &[&str]) -> EnginePlanSetup {
     let config = AgentConfig { engine_args: arguments.iter().map(|&argument| argument.to_owned()).collect(), ..AgentConfig::default() };
-    EnginePlanSetup::new(&EngineProgram::Vllm { program: "/opt/vllm".into() }, Some(VllmVersion::new(0, 32)), &config)
+    EnginePlanSetup::new(&EngineProgram::Vllm { program: "/opt/vllm".into(), container: None }, Some(VllmVersion::new(0, 32)), &config)
 }
 
 /// A request in words: model, GPUs, NVLink domain, `--tp`, `--replicas`, engine arguments.

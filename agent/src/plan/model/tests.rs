@@ -109,7 +109,7 @@ proptest! {
         config[name] = (1_u64 << power).into();
         config[other] = (1_u64 << other_power).into();
         let Some(facts) = ModelFacts::from_config(&config, None, &[]) else { return Ok(()) };
-        let setup = EnginePlanSetup::new(&EngineProgram::Vllm { program: "/opt/vllm".into() }, None, &AgentConfig::default());
+        let setup = EnginePlanSetup::new(&EngineProgram::Vllm { program: "/opt/vllm".into(), container: None }, None, &AgentConfig::default());
         let gpu = Gpu { memory_bytes: 80 << 30, ..Gpu::default() };
         for (tp, stages) in [(1, 1), (8, 2), (1, 64)] {
             let spread = ReplicaSpread { nodes: 1, ranks_per_node: 1, tp, stages };

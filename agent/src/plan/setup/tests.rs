@@ -11,7 +11,7 @@ fn setup(simulated: bool, version: Option<VllmVersion>, profile: Profile, line: 
     let engine = if simulated {
         EngineProgram::Simulated { program: "/opt/hostler".into() }
     } else {
-        EngineProgram::Vllm { program: "/opt/vllm".into() }
+        EngineProgram::Vllm { program: "/opt/vllm".into(), container: None }
     };
     let engine_args = line.split_whitespace().map(str::to_owned).collect();
     EnginePlanSetup::new(&engine, version, &AgentConfig { profile, engine_args, ..AgentConfig::default() })

@@ -34,7 +34,8 @@ fn with_question<T>(case: &Case<'_>, ask: impl FnOnce(&LayoutRequest<'_>) -> T) 
     };
     let engine_args = case.arguments.iter().map(|&argument| argument.to_owned()).collect();
     let config = AgentConfig { engine_args, ..AgentConfig::default() };
-    let setup = EnginePlanSetup::new(&EngineProgram::Vllm { program: "/opt/vllm".into() }, Some(VllmVersion::new(0, 33)), &config);
+    let setup =
+        EnginePlanSetup::new(&EngineProgram::Vllm { program: "/opt/vllm".into(), container: None }, Some(VllmVersion::new(0, 33)), &config);
     let (gpus, links) = (&described.gpus, &described.links);
     ask(&LayoutRequest { model: &model, gpus, links, tp: case.tp, replicas: 0, nodes: case.nodes, setup: &setup })
 }

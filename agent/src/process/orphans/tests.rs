@@ -5,6 +5,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 
 use super::*;
+use crate::process::table;
 use crate::vllm::directory::prepare;
 
 fn spawn(script: &str, directory: &Path, environment: &[(&str, &Path)]) -> Child {
@@ -80,4 +81,27 @@ fn a_process_that_reuses_a_recorded_id_is_no_orphan() {
     assert_eq!(end_orphans(&directory), Ok(1));
     child.wait().unwrap();
     assert!(!record.is_of(record.leader()), "a process that has ended is no engine");
+}
+
+#[test]
+fn whatever_is_in_the_session_of_a_dead_keeper_is_an_orphan() {
+    let parent = tempfile::tempdir().unwrap();
+    let directory = parent.path().join("e0");
+    prepare(&directory).unwrap();
+    let mut keeper = Command::new("setsid").args(["sh", "-c", "sleep 600 & sleep 600 & wait"]).spawn().unwrap();
+    let session = keeper.id().cast_signed();
+    let sleepers = || {
+        let mut found = table::session(session);
+        found.retain(|process| process.pid != session);
+        found
+    };
+    while sleepers().len() < 2 {
+        std::thread::yield_now();
+    }
+    // No process is in the group of this one.
+    let record = ProcessRecord::of(sleepers()[0].pid).unwrap();
+    record.write(&directory).unwrap();
+    assert_eq!(end_orphans(&directory), Ok(2), "and not the keeper, which is found by itself");
+    assert_eq!(sleepers(), Vec::new());
+    keeper.wait().unwrap();
 }

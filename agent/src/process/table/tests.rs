@@ -28,7 +28,7 @@ fn the_process_table_contains_this_process() {
     let pid = i32::try_from(std::process::id()).unwrap();
     let process = ProcessStat::read(pid).unwrap();
     assert!(ProcessStat::all().iter().any(|other| other.pid == pid));
-    assert!(members(process.group).iter().any(|other| other.pid == pid));
+    assert!(session(process.session).iter().any(|other| other.pid == pid));
     let path = format!("PATH={}", std::env::var("PATH").unwrap());
     assert!(process.has_environment(&path));
     assert!(!process.has_environment("PATH"));

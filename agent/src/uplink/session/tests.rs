@@ -207,6 +207,7 @@ fn spec(directory: &tempfile::TempDir) -> EngineSpec {
         node: "n0".to_owned(),
         index: 0,
         command: CommandLine {
+            container: Vec::new(),
             program: "/bin/sh".into(),
             arguments: vec!["-c".into(), "exec sleep 1000".into()],
             set: vec![("VLLM_RPC_BASE_PATH", life.clone().into())],

@@ -23,7 +23,7 @@ fn on_cpu() -> ReplicaPlan {
 }
 
 fn vllm() -> EngineProgram {
-    EngineProgram::Vllm { program: "/opt/vllm".into() }
+    EngineProgram::Vllm { program: "/opt/vllm".into(), container: None }
 }
 
 fn planned(engine: &EngineProgram, version: Option<VllmVersion>, replica: &ReplicaPlan, config: &AgentConfig) -> Plan {
@@ -320,4 +320,37 @@ fn bytecode_that_is_missing_is_kept_in_a_cache() {
     let line = command_line(&launch).unwrap();
     assert_eq!(line.set_variable("PYTHONPYCACHEPREFIX"), Some(OsStr::new("/cache/pycache")));
     assert_eq!(line.set_variable("PYTHONDONTWRITEBYTECODE"), Some(OsStr::new("")));
+}
+
+#[test]
+fn an_engine_in_a_container_has_the_same_command_behind_the_runtimes_words() {
+    let place = tempfile::tempdir().unwrap();
+    let runtime = place.path().join("apptainer");
+    std::os::unix::fs::symlink("/bin/sh", &runtime).unwrap();
+    let config = AgentConfig { image: place.path().into(), container: runtime.clone(), ..config(&[]) };
+    let container = Container::of(&config).unwrap();
+    let words = container.as_ref().unwrap().words();
+    let (host, contained) = (vllm(), EngineProgram::Vllm { program: "/opt/vllm".into(), container });
+    let replica = on_gpu();
+    let on = |engine| LaunchContext { python_path: OsStr::new("/of/the/host"), ..launch(engine, &replica, &config) };
+    let (outside, inside) = (command_line(&on(&host)).unwrap(), command_line(&on(&contained)).unwrap());
+    assert_eq!((&inside.program, &inside.arguments), (&outside.program, &outside.arguments));
+    assert_eq!((outside.container.len(), &inside.container), (0, &words));
+    assert_eq!((words.first(), words.last()), (Some(&runtime.into()), Some(&place.path().into())));
+    let more: Vec<_> = inside.set.iter().filter(|set| !outside.set.contains(set)).collect();
+    assert_eq!(more, [&("PYTHONNOUSERSITE", OsString::from("1"))]);
+    assert!(inside.unset.contains(&"PYTHONPATH") && inside.unset.contains(&"LD_PRELOAD") && !outside.unset.contains(&"PYTHONPATH"));
+    let simulated = EngineProgram::Simulated { program: "/opt/hostler".into() };
+    assert!(command_line(&on(&simulated)).unwrap().container.is_empty());
+}
+
+#[test]
+fn the_plugins_folder_is_all_of_the_python_path_in_a_container() {
+    let place = tempfile::tempdir().unwrap();
+    let config = AgentConfig { image: place.path().into(), container: "/bin/sh".into(), ..config(&[]) };
+    let contained = EngineProgram::Vllm { program: "vllm".into(), container: Container::of(&config).unwrap() };
+    let replica = on_cpu();
+    let line = command_line(&LaunchContext { python_path: OsStr::new("/of/the/host"), ..launch(&contained, &replica, &config) }).unwrap();
+    assert!(line.has_plugin());
+    assert_eq!(line.set_variable("PYTHONPATH"), Some(OsStr::new("/run/h/ab/e1/python")));
 }

@@ -59,5 +59,5 @@ fn the_rust_front_ends_refusal_names_its_parsers() {
 
 #[tokio::test]
 async fn a_front_end_that_cannot_be_asked_has_no_parsers() {
-    assert_eq!(InstalledParsers::of_rust_front_end(Path::new("/nonexistent")).await, InstalledParsers::default());
+    assert_eq!(InstalledParsers::of_rust_front_end(Path::new("/nonexistent"), None).await, InstalledParsers::default());
 }

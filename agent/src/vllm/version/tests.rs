@@ -3,6 +3,7 @@
 use std::os::unix::fs::PermissionsExt;
 
 use super::*;
+use crate::config::AgentConfig;
 
 #[test]
 fn the_last_line_that_is_a_version_counts() {
@@ -36,39 +37,43 @@ fn program(text: &str) -> (tempfile::TempDir, PathBuf) {
     (directory, path)
 }
 
+/// A `vllm` with this text after its first line, which names a Python that prints the lines below.
+fn script(text: &str) -> (tempfile::TempDir, PathBuf) {
+    let (directory, python) = program("#!/bin/sh\necho 'rust front-end /lib/vllm-rs'\necho opentelemetry\necho no bytecode\necho 0.32.1\n");
+    std::fs::rename(&python, directory.path().join("python3.12")).unwrap();
+    let path = directory.path().join("vllm");
+    std::fs::write(&path, format!("#!{}/python3.12\n{text}", directory.path().display())).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    (directory, path)
+}
+
 #[tokio::test]
 async fn a_program_is_asked_for_its_version() {
     let (_directory, path) = program("#!/bin/sh\necho warning >&2\necho 0.32.0+cpu\n");
-    assert_eq!(read_interpreter(&path), None);
-    assert_eq!(
-        probe(&path).await.unwrap(),
-        InstalledVllm {
-            version: VllmVersion::new(0, 32),
-            interpreter: None,
-            lacks_bytecode: false,
-            rust_front_end: None,
-            has_opentelemetry: false,
-            parsers: InstalledParsers::default()
-        }
-    );
+    assert_eq!(probe(&path, None).await.unwrap(), InstalledVllm::of_version(VllmVersion::new(0, 32)));
 }
 
-#[test]
-fn an_executable_rust_front_end_is_found_beside_the_package() {
-    let (directory, path) = program("");
-    let output = format!("warning\nfolder {}\n0.32.0\n", directory.path().display());
-    assert_eq!(find_rust_front_end(&output), None);
-    let binary = path.with_file_name("vllm-rs");
-    std::fs::write(&binary, "").unwrap();
-    assert_eq!(find_rust_front_end(&output), None, "not executable");
-    std::fs::set_permissions(&binary, std::fs::Permissions::from_mode(0o755)).unwrap();
-    assert_eq!(find_rust_front_end(&output), Some(binary));
+#[tokio::test]
+async fn the_python_in_the_first_line_says_what_the_package_has() {
+    let own = "import sys\nfrom vllm.entrypoints.cli.main import main\nif __name__ == '__main__':\n    sys.exit(main())\n";
+    let (directory, path) = script(own);
+    let expected = InstalledVllm {
+        version: VllmVersion { major: 0, minor: 32, patch: 1 },
+        interpreter: Some(directory.path().join("python3.12")),
+        lacks_bytecode: true,
+        rust_front_end: Some("/lib/vllm-rs".into()),
+        has_opentelemetry: true,
+        parsers: InstalledParsers::default(),
+    };
+    assert_eq!(probe(&path, None).await.unwrap(), expected);
+    let (_directory, wrapper) = script("import os\nos.nice(5)\nos.execv('/venv/bin/vllm', ['vllm'])\n");
+    assert_eq!(probe(&wrapper, None).await.unwrap(), InstalledVllm { interpreter: None, ..expected }, "a wrapper does more than call vLLM");
 }
 
 #[tokio::test]
 async fn a_program_without_a_version_is_reported_with_its_output() {
     let (_directory, path) = program("#!/bin/sh\necho no torch >&2\nexit 3\n");
-    let error = probe(&path).await.unwrap_err().to_string();
+    let error = probe(&path, None).await.unwrap_err().to_string();
     assert!(error.contains("exit status: 3"), "{error}");
     assert!(error.contains("no torch"), "{error}");
 }
@@ -76,24 +81,26 @@ async fn a_program_without_a_version_is_reported_with_its_output() {
 #[tokio::test]
 async fn a_program_that_hangs_is_killed_at_the_deadline() {
     let (_directory, path) = program("#!/bin/sh\nsleep 600 & sleep 600\n");
-    let error = run_program(&path, &[], Duration::from_millis(100)).await.unwrap_err();
+    let asked = Probe { program: &path, container: None };
+    let error = asked.run(path.as_os_str(), &[], Duration::from_millis(100)).await.unwrap_err();
     assert!(matches!(error, VllmVersionError::Timeout { .. }));
 }
 
-#[test]
-fn only_an_absolute_python_counts_as_the_interpreter() {
-    let (_directory, path) = program("#!/opt/venv/bin/python3.12\nimport sys\n");
-    let expected = Path::new("/opt/venv/bin/python3.12");
-    assert_eq!(read_interpreter(&path).as_deref(), Some(expected));
-    let (_directory, path) = program("#!/usr/bin/env python3\n");
-    assert_eq!(read_interpreter(&path), None);
-}
-
-#[test]
-fn only_the_script_that_vllm_installs_is_its_own() {
-    let own =
-        "#!/venv/bin/python\nimport sys\nfrom vllm.entrypoints.cli.main import main\nif __name__ == '__main__':\n    sys.exit(main())\n";
-    let (_directory, own) = program(own);
-    let (_other, wrapper) = program("#!/venv/bin/python\nimport os\nos.nice(5)\nos.execv('/venv/bin/vllm', ['vllm'])\n");
-    assert!(is_own_script(&own) && !is_own_script(&wrapper));
+#[tokio::test]
+async fn a_program_in_a_container_is_asked_there() {
+    let (_inside, vllm) = script("");
+    // It runs what comes after the image.
+    let (directory, runtime) =
+        program("#!/bin/sh\necho INFO: no squashfs >&2\nwhile [ \"$1\" != / ]; do shift; done\nshift\nexec \"$@\"\n");
+    let config = AgentConfig { image: "/".into(), container: runtime.clone(), ..AgentConfig::default() };
+    let container = Container::of(&config).unwrap();
+    let found = probe(&vllm, container.as_ref()).await.unwrap();
+    assert_eq!(found.rust_front_end.as_deref(), Some(Path::new("/lib/vllm-rs")));
+    let refusing = "#!/bin/sh\necho 'FATAL:   \"vllm\": executable file not found in $PATH' >&2\nexit 255\n";
+    std::fs::write(&runtime, refusing).unwrap();
+    let error = probe(Path::new("vllm"), container.as_ref()).await.unwrap_err();
+    assert!(matches!(&error, VllmVersionError::NoContainer { remedy, .. } if remedy.contains("--vllm-bin")), "{error}");
+    drop(directory);
+    let error = probe(Path::new("vllm"), container.as_ref()).await.unwrap_err();
+    assert!(matches!(&error, VllmVersionError::Start { program, .. } if *program == runtime), "{error}");
 }

@@ -2,6 +2,7 @@ use super::*;
 
 fn engine() -> CommandLine {
     CommandLine {
+        container: Vec::new(),
         program: "/venv/bin/vllm".into(),
         arguments: vec!["serve".into(), "m".into()],
         set: vec![

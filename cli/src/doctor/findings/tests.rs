@@ -187,3 +187,23 @@ fn socket_paths_that_are_too_long_are_problems() {
                         what to do: set router.operators_socket to a shorter path, in a folder of your own with mode 700
     ");
 }
+
+#[test]
+fn what_keeps_an_image_from_running_is_a_problem() {
+    let engine = InstalledEngine::NoRuntime(vec!["apptainer".into(), "singularity".into()]);
+    insta::assert_snapshot!(unlike_healthy(&HostFacts { engine, ..healthy() }), @r"
+    problem  engine     a login shell finds no `apptainer`, no `singularity` after the lines of cluster.setup, to run agent.image
+                        what to do: let cluster.setup load its module, or name the program with agent.container
+    ");
+    let refused = || InstalledEngine::Refused("`apptainer` runs nothing in the image vllm.sif: no user namespaces; ask".into());
+    insta::assert_snapshot!(unlike_healthy(&HostFacts { engine: refused(), ..healthy() }), @r"
+    problem  engine     `apptainer` runs nothing in the image vllm.sif: no user namespaces; ask
+                        what to do: login nodes may allow less than compute nodes: ask inside of a job too, as in `qsub -I` or `srun --pty`
+    ");
+    let in_a_job = HostFacts { engine: refused(), job: Some("pbs 12".into()), ..healthy() };
+    assert!(!page(&in_a_job).contains("qsub -I"), "this is a compute node");
+    let engine = InstalledEngine::Vllm("vLLM 0.32.0 in vllm.sif, which /usr/bin/apptainer runs".into());
+    insta::assert_snapshot!(unlike_healthy(&HostFacts { engine, ..healthy() }), @r"
+    ok       engine     jobs find vLLM 0.32.0 in vllm.sif, which /usr/bin/apptainer runs
+    ");
+}
