@@ -424,13 +424,14 @@ impl Memory {
         }
     }
 
-    /// Whether both memories know the same jobs.
+    /// Whether both memories know the same jobs, and which of them have been ready.
     ///
     /// A memory that differs is written down at once. If the controller died before that, its
     /// successor could wait for jobs that have already ended.
     #[must_use]
     pub fn has_jobs_of(&self, earlier: &Self) -> bool {
-        self.submission == earlier.submission && self.jobs.keys().eq(earlier.jobs.keys())
+        let known = |memory: &Self| memory.jobs.iter().map(|(id, record)| (id.clone(), record.ready.is_some())).collect::<Vec<_>>();
+        self.submission == earlier.submission && known(self) == known(earlier)
     }
 
     /// Whether a submission is not fully listed yet.
