@@ -238,7 +238,7 @@ fn outcome(decision: &Decision, chosen: &Scored) -> Vec<String> {
         .map_or_else(|| unknown("it has not come, or the answer is no stream"), |seconds| format!("{:.2} ms", milliseconds(seconds)));
     let cached = decision.cached.map_or_else(
         || unknown("the answer has not ended, or its engine does not say"),
-        |cached| format!("{cached} of {}", decision.tokens),
+        |cached| format!("{cached} of {}", decision.told_tokens.unwrap_or(decision.tokens)),
     );
     let rows = [
         ["", "PREDICTED", "ACTUAL"].map(String::from),

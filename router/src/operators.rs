@@ -375,6 +375,7 @@ pub(crate) fn decision_message(record: &PlacementDecision) -> Decision {
         candidates: count(record.decision.candidates),
         first_token: outcome.first_token_seconds,
         cached: outcome.cached_tokens,
+        told_tokens: outcome.told_prompt_tokens,
         resume: record.resume.to_string(),
         status: outcome.status.map(u32::from),
         end: outcome.end.unwrap_or_default().to_owned(),

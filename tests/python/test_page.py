@@ -199,6 +199,26 @@ def test_the_status_of_each_of_the_last_requests_is_shown(folder, browser, tmp_p
         erring.stop()
 
 
+def test_what_was_used_is_shown_and_no_more_is_cached_than_there_is(folder, browser, tmp_path):
+    used = Up(tmp_path, ["--served-model-name", "tiny"], engines=1, options=["--usage-dir", str(tmp_path / "usage")])
+    try:
+        for _ in range(3):
+            body = {"model": "tiny", "prompt": "a " * 40, "max_tokens": 4, "ignore_eos": True}
+            assert httpx2.post(f"{used.edge}/completions", json=body, timeout=30).status_code == 200
+        browser.open(address(used))
+        browser.wait("document.querySelectorAll('#requests tbody tr').length === 3")
+        # Files are written each second.
+        browser.evaluate("document.getElementById('usage-numbers').open = true")
+        browser.wait(f"{has('#usage', 'no tenant')} || (document.getElementById('usage-again').click(), false)")
+        row = browser.evaluate("document.querySelectorAll('#usage table')[1].querySelector('tbody tr').innerText").split()
+        assert (row[-5:-3], row[-1]) == (["3", "0"], "12"), row
+        shares = browser.evaluate("[...document.querySelectorAll('#requests tbody tr')].map((row) => row.children[3].innerText)")
+        assert shares and all(int(share.split()[0]) <= 100 for share in shares), shares
+    finally:
+        browser.open("about:blank")
+        used.stop()
+
+
 def test_an_order_asks_first_and_a_watcher_has_none(up, browser):
     browser.open(address(up))
     replica = up.replicas()[0].id

@@ -101,6 +101,8 @@ pub(super) struct RequestPicture {
     /// `null` until, or unless, it is known.
     first_token: Option<f64>,
     cached: Option<u32>,
+    /// Tokens of the prompt, as the engine says: the router may have only estimated them.
+    told_tokens: Option<u32>,
     status: Option<u16>,
     /// Empty until it is known.
     end: &'static str,
@@ -125,6 +127,7 @@ impl RequestPicture {
             predicted_cached: choice.candidate.matched,
             first_token: outcome.first_token_seconds,
             cached: outcome.cached_tokens,
+            told_tokens: outcome.told_prompt_tokens,
             status: outcome.status,
             end: outcome.end.unwrap_or_default(),
         }

@@ -56,8 +56,9 @@ pub(crate) struct PlacementOutcome {
     /// The longest time between two pieces of the stream, and when it began, in seconds from the
     /// dispatch.
     pub longest_gap_seconds: Option<(f64, f64)>,
-    /// Prompt tokens that were cached, as the engine reports.
+    /// Prompt tokens that were cached, and those of the whole prompt, as the engine reports.
     pub cached_tokens: Option<u32>,
+    pub told_prompt_tokens: Option<u32>,
     /// The status of the engine's answer.
     pub status: Option<u16>,
     /// How the answer ended, or why there was none or no more of it: the name of an `AnswerOutcome`

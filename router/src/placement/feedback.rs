@@ -145,7 +145,9 @@ impl PlacementFeedback {
             let cached = scale_tokens(self.decision.prompt_tokens, cached, usage.map_or(1, |usage| usage.prompt_tokens));
             self.placer.correct_approx_prefix(*slot, keys, predicted, cached);
         }
-        self.decision.outcome.lock().cached_tokens = Some(cached_tokens);
+        let told = usage.map(|usage| u32::try_from(usage.prompt_tokens).unwrap_or(u32::MAX));
+        let mut outcome = self.decision.outcome.lock();
+        (outcome.cached_tokens, outcome.told_prompt_tokens) = (Some(cached_tokens), told);
     }
 }
 

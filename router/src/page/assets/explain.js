@@ -85,9 +85,10 @@ function row(request) {
       return;
     }
     const cached = now.cached ?? now.predicted_cached;
-    const share = now.tokens ? percent(cached / now.tokens) : "–";
+    const tokens = now.told_tokens ?? now.tokens;
+    const share = tokens ? percent(cached / tokens) : "–";
     setName(to, now.attempt > 1 ? `${now.replica} (${now.attempt})` : now.replica);
-    const texts = [now.tokens ? count(now.tokens) : "–", share, seconds(now.first_token), statusWords(now)];
+    const texts = [tokens ? count(tokens) : "–", share, seconds(now.first_token), statusWords(now)];
     texts.forEach((text, index) => setText(cells[index + 1], text));
     cells.at(-1).classList.toggle("grave", hasFailed(now));
     element.classList.toggle("picked", key === picked);
