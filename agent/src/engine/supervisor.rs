@@ -20,7 +20,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::task::TaskTracker;
 
-use self::phases::{FailureState, PendingWork, StartDecision, StartWait};
+use self::phases::{FailureState, PendingWork, StartDecision, StartGrant, StartWait};
 use super::control;
 use super::diagnosis::{Diagnosis, EndCause, FailureKind, remedies};
 use super::engine_life::{EngineLife, KeeperEvent, StartupLog};
@@ -32,8 +32,10 @@ use crate::cache::CacheLog;
 use crate::crashes::CrashLog;
 use crate::gang::Loss;
 use crate::gpu::StartObstacle;
+use crate::load_turns::Turn;
 use crate::probe::LoadSample;
 use crate::process::oom_watch::OomWatch;
+use crate::stage::PreparedModel;
 use crate::traffic::Traffic;
 use crate::vllm::FrontEndInUse;
 use crate::vllm::directory::socket_path;
@@ -63,6 +65,10 @@ pub(super) struct Supervisor {
     status: watch::Sender<EngineStatus>,
     life: Option<EngineLife>,
     start_wait: StartWait,
+    /// How this life, or the next one, reads its model.
+    model: PreparedModel,
+    /// Kept until the weights are read.
+    turn: Option<Turn>,
     pending_work: PendingWork,
     failure: FailureState,
     /// Number of lives so far.
@@ -124,6 +130,8 @@ impl Supervisor {
             status,
             life: None,
             start_wait: StartWait::None,
+            model: PreparedModel::default(),
+            turn: None,
             pending_work: PendingWork::None,
             failure: FailureState::None,
             life_count: life.lives,
@@ -312,8 +320,13 @@ impl Supervisor {
         self.start_wait = StartWait::None;
         let spec = &self.deps.spec;
         let (start_order, index, gpus) = (Arc::clone(&spec.start_order), spec.index, spec.gpu_availability.clone());
-        let (gang, limit) = (spec.gang.clone(), spec.startup_timeout);
+        let (gang, limit, stage) = (spec.gang.clone(), spec.startup_timeout, spec.stage.clone());
+        (self.model, self.turn) = (PreparedModel::default(), None);
         let mut decision: Pin<Box<dyn Future<Output = StartDecision> + Send>> = Box::pin(async move {
+            let mut model = match &stage {
+                Some(stage) => stage.prepare().await,
+                None => PreparedModel::default(),
+            };
             let permit = start_order.acquire(index).await;
             if let Some(gpus) = gpus {
                 gpus.check().await.map_err(gpu_obstacle)?;
@@ -321,7 +334,14 @@ impl Supervisor {
             if let Some(gang) = gang {
                 gang.prepare(limit).await.map_err(member_obstacle)?;
             }
-            Ok(permit)
+            // Last, so that nobody holds a turn who waits for something else.
+            let began = Instant::now();
+            let turn = match stage.filter(|_| model.folder().is_none()) {
+                Some(stage) => stage.wait_turn().await,
+                None => None,
+            };
+            model.waited += turn.as_ref().map_or(Duration::ZERO, |_| began.elapsed());
+            Ok(StartGrant { permit, model, turn })
         });
         match poll_immediate(&mut decision).await {
             Some(decision) => Some(self.handle_start_decision(decision)),
@@ -337,8 +357,9 @@ impl Supervisor {
     /// An engine whose GPUs are not free waits as after a crash, and then they are checked again.
     fn handle_start_decision(&mut self, decision: StartDecision) -> EngineEvent {
         match decision {
-            Ok(permit) => {
+            Ok(StartGrant { permit, model, turn }) => {
                 self.start_wait = StartWait::Holding(permit);
+                (self.model, self.turn) = (model, turn);
                 EngineEvent::MayStart
             }
             Err(obstacle) => {
@@ -464,8 +485,9 @@ impl Supervisor {
                 Some(EngineEvent::LacksRoute)
             }
             HealthEvent::Models(models) => {
+                let models = self.restore_cards(models);
                 if let Some(life) = &mut self.life {
-                    life.models = models.into();
+                    life.models = models;
                 }
                 self.publish(None);
                 None

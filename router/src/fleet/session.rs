@@ -26,6 +26,7 @@ use super::directives::Directives;
 use super::fleet_writer::{Fleet, FleetUpdate, ReplicaChange};
 use super::index_writer::{CacheReport, CacheReportQueue, CacheUpdate};
 use super::job::{Job, Scheduler};
+use super::load_turns::LoadTurns;
 use super::log_lines::LogLines;
 use super::replica_status::{EngineLaunch, EngineLoad, Model, Phase, ReplicaLoad, ReplicaStatus, ResumeChecks};
 use super::view::MAX_CONTEXT_TOKENS;
@@ -60,6 +61,7 @@ pub(crate) struct SessionDeps {
     pub router_run: u64,
     pub next_attachment: AtomicU64,
     pub succession: Succession,
+    pub load_turns: LoadTurns,
     /// Whether agents must belong to the router's own user: in plain text, unless
     /// `allow_plain_text` is set.
     pub only_own_user: bool,
@@ -95,6 +97,7 @@ pub(crate) async fn attach(
         router_life: sessions.router_run,
         ticket: ticket.secret().clone(),
         lease_ms: u32::try_from(sessions.fleet.lease().as_millis()).unwrap_or(u32::MAX),
+        max_loads: sessions.load_turns.max_loads(),
     };
     let (directives, messages) = Directives::connect();
     directives.send(ToAgent::Welcome(welcome)).await?;
@@ -124,6 +127,7 @@ pub(crate) async fn attach(
         directives.close_with(ended.clone());
         tracing::debug!(node, %ended, "attachment ended");
         drop(waiting);
+        sessions.load_turns.leave(attachment);
         sessions.fleet.update(FleetUpdate::Detached { attachment }).await;
         sessions.cache_reports.send(CacheUpdate::Detached { attachment }).await;
         drop(ticket);
@@ -269,12 +273,14 @@ impl Session {
             }
             Some(FromAgent::Answer(answer)) => self.directives.deliver_answer(answer),
             Some(FromAgent::File(part)) => self.file_part(part),
+            Some(FromAgent::LoadWish(wish)) => self.note_load_wish(wish),
             Some(FromAgent::Hello(_)) | None => tracing::debug!("an unexpected message of an agent is ignored"),
         }
         Ok(())
     }
 
     async fn apply_report(&mut self, mut report: wire::Report) {
+        self.sessions.load_turns.advance();
         self.resync_stale_caches();
         if report.snapshot {
             self.next_sequence = report.sequence;
@@ -336,6 +342,15 @@ impl Session {
             self.last_resync = Instant::now();
             let indices = self.stale_caches.iter().copied().collect();
             self.directives.resync_cache(indices);
+        }
+    }
+
+    fn note_load_wish(&self, wish: wire::LoadWish) {
+        let wire::LoadWish { mut file_system, holds } = wish;
+        cut(&mut file_system, MAX_SENTENCE_BYTES);
+        match file_system.as_str() {
+            "" => self.sessions.load_turns.leave(self.attachment),
+            named => self.sessions.load_turns.ask(self.attachment, &self.directives, named, holds),
         }
     }
 

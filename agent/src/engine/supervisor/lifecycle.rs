@@ -19,7 +19,7 @@ use crate::engine::health;
 use crate::engine::model_card::ModelCard;
 use crate::engine::monitored_engine::MonitoredEngine;
 use crate::engine::outside_kill::EndEvidence;
-use crate::engine::startup_progress::StartupLogParser;
+use crate::engine::startup_progress::{PastStage, StartPart, StartupLogParser};
 use crate::engine::state_machine::{AfterExit, EngineEvent, EngineState};
 use crate::engine::warm_starts::StartOrigin;
 use crate::engine::{AdoptedLife, LaunchError, PastStart};
@@ -113,9 +113,13 @@ impl Supervisor {
         self.last_epoch = epoch;
         self.life_count += 1;
         self.deps.log.begin_life(&format!("hostler: life {epoch} of this engine begins"));
+        let line = match (&self.deps.spec.stage, self.model.folder()) {
+            (Some(stage), Some(copy)) => stage.redirect(self.command_line(), &copy),
+            _ => self.command_line().clone(),
+        };
         let line = match self.deps.spec.gang.as_ref().map(|gang| gang.start()) {
-            None => self.command_line().clone(),
-            Some(Ok(point)) => point.complete(self.command_line(), |name| std::env::var_os(name).is_some()),
+            None => line,
+            Some(Ok(point)) => point.complete(&line, |name| std::env::var_os(name).is_some()),
             Some(Err(error)) => {
                 self.failure =
                     FailureState::Suspected(EndCause::NotStarted(format!("the parts of the engine have no place to meet: {error}")));
@@ -315,7 +319,7 @@ impl Supervisor {
             self.failure = FailureState::Diagnosed(diagnosis);
         }
         self.has_last_life_served = self.life.as_ref().is_some_and(|life| life.ready_in.is_some());
-        self.life = None;
+        (self.life, self.turn) = (None, None);
         remove_life_files(&self.deps.spec.directory);
     }
 
@@ -358,8 +362,9 @@ impl Supervisor {
     ///
     /// Following begins before requests arrive, so that everything stored from now on is known.
     pub(super) fn follow_cache(&mut self, models: Vec<ModelCard>) {
+        let models = self.restore_cards(models);
         let Some(life) = &mut self.life else { return };
-        life.models = models.into();
+        life.models = models;
         let Some(writer) = life.cache.take() else { return };
         let (connected, joining) = oneshot::channel();
         let (source, index) = (self.deps.spec.cache.clone(), self.deps.spec.index);
@@ -367,6 +372,16 @@ impl Supervisor {
         let follows = self.deps.tasks.spawn(async move { cache::follow(&source, writer, index, since, connected).await });
         life.cache_follower = Some(AbortOnDropHandle::new(follows));
         life.cache_joined = Some(joining);
+    }
+
+    /// Cards that name the model's own place, wherever its copy lies.
+    pub(super) fn restore_cards(&self, cards: Vec<ModelCard>) -> Arc<[ModelCard]> {
+        match (&self.deps.spec.stage, self.model.folder()) {
+            (Some(stage), Some(copy)) => {
+                cards.into_iter().map(|card| ModelCard { raw: stage.restore_card(&card.raw, &copy), ..card }).collect()
+            }
+            _ => cards.into(),
+        }
     }
 
     pub(super) fn become_ready(&mut self) -> Option<EngineEvent> {
@@ -379,7 +394,12 @@ impl Supervisor {
         // An adopted engine was usually ready long before.
         let took = self.last_start_duration.filter(|_| life.is_adopted).unwrap_or_else(|| life.spawned.elapsed());
         life.ready_in = Some(took);
-        let start = PastStart { origin: life.origin, stages: life.log_parser.lock().stages(took) };
+        let turn = PastStage { stage: "waiting for its turn to read", part: StartPart::Turn, took: self.model.waited };
+        let copy = PastStage { stage: "staging the model", part: StartPart::Stage, took: self.model.staged_in };
+        let before = [turn, copy].into_iter().filter(|stage| !stage.took.is_zero());
+        let stages = before.chain(life.log_parser.lock().stages(took)).collect();
+        let start = PastStart { origin: life.origin, stages };
+        self.turn = None;
         life.start = (!life.is_adopted).then(|| Arc::new(start));
         self.last_start_duration = Some(took);
         self.failure = FailureState::None;

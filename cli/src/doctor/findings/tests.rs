@@ -17,6 +17,7 @@ fn healthy() -> HostFacts {
         engine: InstalledEngine::Vllm("/soft/vllm/bin/vllm".into()),
         model: Some(Ok(None)),
         run_dir: Ok("/tmp/hostler-1000".into()),
+        stage: None,
         router_socket: "/run/user/1000/hostler/router-65535.sock".into(),
         gpus: None,
     }
@@ -186,4 +187,12 @@ fn socket_paths_that_are_too_long_are_problems() {
     problem  sockets    /r/xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx is too long for a Unix socket by 1 bytes
                         what to do: set router.operators_socket to a shorter path, in a folder of your own with mode 700
     ");
+}
+
+#[test]
+fn a_job_is_told_where_models_are_copied() {
+    let staged = HostFacts { stage: Some(Ok("models are copied to /local/scratch, by agent.stage".into())), ..healthy() };
+    insta::assert_snapshot!(unlike_healthy(&staged), @"ok       stage      models are copied to /local/scratch, by agent.stage");
+    let none = HostFacts { stage: Some(Err("no node-local place takes it".into())), ..healthy() };
+    insta::assert_snapshot!(unlike_healthy(&none), @"note     stage      no node-local place takes it");
 }
