@@ -114,6 +114,7 @@ mod tests {
             given_up: false,
             limited: None,
             refusal: String::new(),
+            cold_start: std::collections::BTreeMap::new(),
         }
     }
 

@@ -26,6 +26,7 @@ pub(crate) fn report(view: &EntryView<'_>, now: SystemTime) -> EntryStatus {
         given_up: view.memory.has_given_up(),
         limited: (lacks_jobs && !delay.is_zero()).then_some(delay.as_secs()),
         refusal: view.refusal.to_owned(),
+        cold_start: view.memory.learned_parts().map(|(part, took)| (part.to_owned(), took.as_secs())).collect(),
     }
 }
 

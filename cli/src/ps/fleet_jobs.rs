@@ -79,6 +79,7 @@ mod tests {
             asked: 0,
             limited: None,
             refusal: String::new(),
+            cold_start: std::collections::BTreeMap::new(),
         };
         FleetStatus { at: SystemTime::UNIX_EPOCH, entries: vec![entry], trouble: String::new() }
     }

@@ -25,6 +25,7 @@ fn entry(ready: u32, jobs: Vec<JobStatus>) -> EntryStatus {
         asked: 0,
         limited: None,
         refusal: String::new(),
+        cold_start: std::collections::BTreeMap::new(),
     }
 }
 

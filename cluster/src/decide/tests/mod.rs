@@ -91,6 +91,7 @@ impl Scene {
             node: NodeState::NotAttached,
             in_flight: 0,
             served: 0,
+            start_parts: Vec::new(),
         });
     }
 
