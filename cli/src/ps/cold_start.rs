@@ -6,11 +6,16 @@ use hostler_proto::fleet::v1::Replica;
 /// Parts that took less, in seconds, are left out.
 const SHORTEST_SHOWN: f32 = 0.5;
 
-/// The line about replicas that serve; `None` if nothing is known of their starts, or nothing took
-/// long. Each part has its median.
+/// Parts that a start has only in a batch job, or with a model from elsewhere. Other starts are as
+/// `hostler up` shows them.
+const BEFORE_THE_ENGINE: [&str; 3] = ["queue", "turn", "stage"];
+
+/// The line about replicas that serve; `None` if no start of theirs had to wait for a job or a
+/// model, or nothing took long. Each part has its median.
 pub(super) fn cold_start_line<'a>(replicas: impl Iterator<Item = &'a Replica>) -> Option<String> {
     let starts: Vec<Vec<(&str, f32)>> =
         replicas.filter(|replica| replica.is_ready()).filter_map(|replica| replica.state().start.as_ref().map(Start::parts)).collect();
+    starts.iter().flatten().find(|(part, _)| BEFORE_THE_ENGINE.contains(part))?;
     let longest = starts.iter().max_by_key(|parts| parts.len())?;
     let median = |part: &str| {
         let of_start = |parts: &Vec<(&str, f32)>| parts.iter().find(|(name, _)| *name == part).map_or(0.0, |(_, seconds)| *seconds);
@@ -44,6 +49,7 @@ mod tests {
         assert_eq!(line(std::slice::from_ref(&first)).unwrap(), "cold start: queue 90 s, stage 40 s, load 7 s, warm-up 9 s");
         let (second, third) = (replica(Phase::Ready, &[("load", 2.0)]), replica(Phase::Ready, &[("load", 1.0), ("stage", 1.0)]));
         assert_eq!(line(&[first, second, third]).unwrap(), "cold start: stage 1 s, load 2 s (medians of 3 replicas)");
-        assert_eq!(line(&[replica(Phase::Loading, &[("load", 2.0)]), replica(Phase::Ready, &[("", 9.0)])]), None);
+        assert_eq!(line(&[replica(Phase::Loading, &[("stage", 2.0)]), replica(Phase::Ready, &[("", 9.0)])]), None);
+        assert_eq!(line(&[replica(Phase::Ready, &[("begin", 9.0), ("load", 2.0)])]), None, "nothing came before the engine");
     }
 }

@@ -2,6 +2,7 @@
 //! into the router's own types, within `bounds`.
 
 mod bounds;
+mod jobs;
 
 use std::collections::BTreeSet;
 use std::pin::Pin;
@@ -21,11 +22,12 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
 
 use self::bounds::{MAX_NAME_BYTES, MAX_SENTENCE_BYTES, bound_load, bound_readings, bound_state, check_index, check_replicas, cut};
+pub(crate) use self::jobs::job_message;
+use self::jobs::parse_job;
 use super::agent_report::AgentReport;
 use super::directives::Directives;
 use super::fleet_writer::{Fleet, FleetUpdate, ReplicaChange};
 use super::index_writer::{CacheReport, CacheReportQueue, CacheUpdate};
-use super::job::{Job, Scheduler};
 use super::load_turns::LoadTurns;
 use super::log_lines::LogLines;
 use super::replica_status::{EngineLaunch, EngineLoad, Model, Phase, ReplicaLoad, ReplicaStatus, ResumeChecks};
@@ -396,28 +398,6 @@ fn cache_report(report: wire::CacheReport) -> CacheReport {
 fn reported_crash(crash: &wire::EngineCrash) -> ReportedCrash {
     let requests = crash.requests.iter().take(MAX_REQUESTS_PER_CRASH).copied().map(u128::from).collect();
     ReportedCrash { epoch: crash.epoch, age: Duration::from_millis(crash.age_ms), requests }
-}
-
-/// The job that an agent says it runs in, or nothing if it cannot be one.
-fn parse_job(job: wire::Job, now: Instant) -> Option<Job> {
-    let wire::Job { scheduler, id, array_index, run, ends_in_ms, leaves_in_ms } = job;
-    let scheduler = Scheduler::parse(&scheduler).filter(|_| Job::is_id(&id))?;
-    let ends_at = ends_in_ms.map(|left| Job::moment(now, left));
-    let leaves_at = leaves_in_ms.or(ends_in_ms).map(|left| Job::moment(now, left.min(ends_in_ms.unwrap_or(u64::MAX))));
-    Some(Job { scheduler, id, array_index, run: run.max(1), ends_at, leaves_at })
-}
-
-/// A job in the agent's words for operators, with the time that was left at that moment.
-pub(crate) fn job_message(job: &Job, at: Instant) -> wire::Job {
-    let left = |moment: Instant| u64::try_from(moment.saturating_duration_since(at).as_millis()).unwrap_or(u64::MAX);
-    wire::Job {
-        scheduler: job.scheduler.as_str().to_owned(),
-        id: job.id.clone(),
-        array_index: job.array_index,
-        run: job.run,
-        ends_in_ms: job.ends_at.map(left),
-        leaves_in_ms: job.leaves_at.map(left),
-    }
 }
 
 fn parse_replica(report: wire::ReplicaReport) -> ReplicaChange {

@@ -12,6 +12,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::Supervisor;
 use super::phases::{FailureState, PendingWork};
+use super::start::model_stages;
 use crate::cache;
 use crate::engine::diagnosis::{Diagnosis, EndCause, FailureKind, LifeEnd, diagnose, remedies};
 use crate::engine::engine_life::{EngineLife, KeeperReader, StartupLog};
@@ -19,7 +20,7 @@ use crate::engine::health;
 use crate::engine::model_card::ModelCard;
 use crate::engine::monitored_engine::MonitoredEngine;
 use crate::engine::outside_kill::EndEvidence;
-use crate::engine::startup_progress::{PastStage, StartPart, StartupLogParser};
+use crate::engine::startup_progress::StartupLogParser;
 use crate::engine::state_machine::{AfterExit, EngineEvent, EngineState};
 use crate::engine::warm_starts::StartOrigin;
 use crate::engine::{AdoptedLife, LaunchError, PastStart};
@@ -113,10 +114,7 @@ impl Supervisor {
         self.last_epoch = epoch;
         self.life_count += 1;
         self.deps.log.begin_life(&format!("hostler: life {epoch} of this engine begins"));
-        let line = match (&self.deps.spec.stage, self.model.folder()) {
-            (Some(stage), Some(copy)) => stage.redirect(self.command_line(), &copy),
-            _ => self.command_line().clone(),
-        };
+        let line = self.redirected_line();
         let line = match self.deps.spec.gang.as_ref().map(|gang| gang.start()) {
             None => line,
             Some(Ok(point)) => point.complete(&line, |name| std::env::var_os(name).is_some()),
@@ -374,16 +372,6 @@ impl Supervisor {
         life.cache_joined = Some(joining);
     }
 
-    /// Cards that name the model's own place, wherever its copy lies.
-    pub(super) fn restore_cards(&self, cards: Vec<ModelCard>) -> Arc<[ModelCard]> {
-        match (&self.deps.spec.stage, self.model.folder()) {
-            (Some(stage), Some(copy)) => {
-                cards.into_iter().map(|card| ModelCard { raw: stage.restore_card(&card.raw, &copy), ..card }).collect()
-            }
-            _ => cards.into(),
-        }
-    }
-
     pub(super) fn become_ready(&mut self) -> Option<EngineEvent> {
         let life = self.life.as_mut()?;
         life.cache_joined = None;
@@ -394,10 +382,7 @@ impl Supervisor {
         // An adopted engine was usually ready long before.
         let took = self.last_start_duration.filter(|_| life.is_adopted).unwrap_or_else(|| life.spawned.elapsed());
         life.ready_in = Some(took);
-        let turn = PastStage { stage: "waiting for its turn to read", part: StartPart::Turn, took: self.model.waited };
-        let copy = PastStage { stage: "staging the model", part: StartPart::Stage, took: self.model.staged_in };
-        let before = [turn, copy].into_iter().filter(|stage| !stage.took.is_zero());
-        let stages = before.chain(life.log_parser.lock().stages(took)).collect();
+        let stages = model_stages(&self.model).chain(life.log_parser.lock().stages(took)).collect();
         let start = PastStart { origin: life.origin, stages };
         self.turn = None;
         life.start = (!life.is_adopted).then(|| Arc::new(start));
