@@ -146,6 +146,15 @@ pub struct AgentConfig {
     pub engine: EngineKind,
     /// Model to serve: a local path or a Hugging Face id, passed to the engine as it is.
     pub model: String,
+    /// Where the model is copied on this node before its engines start, once for all engines and
+    /// jobs of the node: a folder, in which variables such as `$TMPDIR` are put in, or `auto`, which
+    /// looks for a disk of the node with room where the model is on a file system that other hosts
+    /// share. Empty copies nothing. vLLM compiles a model anew at another path, so a folder that all
+    /// jobs have is better than one of each.
+    pub stage: String,
+    /// Bytes that copies of models may take in that folder; the least recently used go first, and
+    /// never one in use. 0 means half of its file system.
+    pub stage_bytes: u64,
     /// Number of engines on this node; 0 means one per GPU, or one where there is no GPU.
     pub replicas: u32,
     /// GPUs of one replica (tensor parallel); 0 decides by the model's size and the host's GPUs,
@@ -296,6 +305,8 @@ impl Default for AgentConfig {
             node: String::new(),
             engine: EngineKind::Auto,
             model: String::new(),
+            stage: String::new(),
+            stage_bytes: 0,
             replicas: 0,
             tp: 0,
             nodes_per_replica: 1,

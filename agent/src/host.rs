@@ -15,6 +15,7 @@ use crate::container::{Container, ContainerError};
 pub(crate) use crate::gpu::Gpu;
 use crate::gpu::visible::{self, VisibleDevicesError};
 use crate::gpu::{DriverError, GpuDriver, MigSliceNeedsUuid};
+use crate::sizes::GIB;
 
 /// Variable by which batch systems assign GPUs to a job.
 const VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
@@ -223,9 +224,14 @@ pub(crate) fn kv_cache_gib(engines: usize) -> Option<u64> {
     if env::var_os("VLLM_CPU_KVCACHE_SPACE").is_some() {
         return None;
     }
+    Some((available_memory()? / GIB / (2 * engines.max(1) as u64)).clamp(1, 32))
+}
+
+/// Memory that programs may still take, in bytes; `None` if unknown.
+pub(crate) fn available_memory() -> Option<u64> {
     let page = fs::read_to_string("/proc/meminfo").ok()?;
     let kib: u64 = page.lines().find_map(|line| line.strip_prefix("MemAvailable:")?.trim().strip_suffix(" kB")?.parse().ok())?;
-    Some((kib / (1 << 20) / (2 * engines.max(1) as u64)).clamp(1, 32))
+    Some(kib.saturating_mul(1024))
 }
 
 fn host_name() -> String {

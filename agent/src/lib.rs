@@ -28,8 +28,10 @@ mod join;
 pub mod keeper;
 pub mod lane;
 mod leave;
+mod load_turns;
 mod member;
 mod metrics;
+mod mounts;
 pub mod node;
 mod pages;
 pub mod plan;
@@ -40,6 +42,7 @@ mod replica_launch;
 mod router_target;
 mod run_dir;
 mod sizes;
+mod stage;
 mod traffic;
 pub mod uplink;
 pub mod vllm;
@@ -69,6 +72,7 @@ use job::{Job, JobClock};
 use join::RouterAccess;
 use keeper::{AgentDeathPolicy, KeeperSource};
 use leave::{LeaveTerms, Leaving};
+use load_turns::LoadTurns;
 pub use metrics::AgentMetrics;
 use node::NodeState;
 use pages::{AgentPages, PagesListener};
@@ -76,6 +80,7 @@ use plan::{HostResources, Inventory, NcclTransport, Plan, PlanError};
 pub use process::table::process_start;
 use router_target::RouterTarget;
 use run_dir::{RunDir, RunDirError};
+pub use stage::describe_stage;
 use uplink::{AttachLimits, Attachments, Uplink};
 pub use vllm::arguments::model_names;
 use vllm::version;
@@ -201,6 +206,7 @@ pub struct Agent {
     keepers: KeeperSource,
     fate: AgentDeathPolicy,
     driver: Option<gpu::GpuDriver>,
+    load_turns: Arc<LoadTurns>,
     /// Batch job that the agent runs in.
     job: Option<Arc<JobClock>>,
 }
@@ -306,6 +312,7 @@ impl Agent {
             keepers,
             fate,
             driver,
+            load_turns: Arc::default(),
         })
     }
 
@@ -363,16 +370,7 @@ impl Agent {
         let pages = tokio::spawn(listener.serve(pages, self.run_dir.held().clone(), end.clone()));
 
         let attachments = Arc::<Attachments>::default();
-        let uplink = Uplink {
-            state: state.clone(),
-            node: self.node.clone(),
-            life: fastrand::u64(1..),
-            access: self.access.clone(),
-            metrics,
-            requests: TaskTracker::new(),
-            attached_routers: tokio::sync::watch::Sender::default(),
-            attachments: attachments.clone(),
-        };
+        let uplink = self.uplink(&state, metrics, &attachments);
         let spare_end = end.child_token();
         let spares = warm_starts.map(|warm_starts| AbortOnDropHandle::new(tokio::spawn(warm_starts.tend(spare_end.clone()))));
         let watcher = tokio::spawn({
@@ -418,6 +416,20 @@ impl Agent {
             self.run_dir.remove();
         }
         outcome
+    }
+
+    fn uplink(&self, state: &Arc<NodeState>, metrics: Arc<AgentMetrics>, attachments: &Arc<Attachments>) -> Uplink {
+        Uplink {
+            state: Arc::clone(state),
+            node: self.node.clone(),
+            life: fastrand::u64(1..),
+            access: self.access.clone(),
+            metrics,
+            requests: TaskTracker::new(),
+            attached_routers: tokio::sync::watch::Sender::default(),
+            load_turns: Arc::clone(&self.load_turns),
+            attachments: Arc::clone(attachments),
+        }
     }
 
     /// Waits until the agent has to leave. Fails if no shutdown was requested.

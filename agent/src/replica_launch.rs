@@ -16,6 +16,7 @@ use crate::engine::{AdoptedLife, Engine, EngineSpec};
 use crate::host::{EngineProgram, HostError, ReplicaPlan};
 use crate::keeper::SurvivingEngine;
 use crate::keeper::wire::ProcessSpec;
+use crate::stage::ModelStage;
 use crate::vllm::arguments::model_names;
 use crate::vllm::command_line::{SIMULATED_MODEL, command_line};
 use crate::vllm::{CommandLine, FrontEndInUse, LaunchContext, plugin, warm_start};
@@ -89,7 +90,11 @@ impl Agent {
         }
         let start_order = Arc::new(StartOrder::for_replicas(&self.engine, &self.plan.replicas, command, self.config.startup_timeout));
         let warm_starts = command.and_then(|command| self.warm_starts(command)).map(Arc::new);
+        // The parts of an engine over several nodes read where the model lies.
+        let stage =
+            (self.plan.spread.is_none()).then(|| ModelStage::of(&self.config, Arc::clone(&self.load_turns))).flatten().map(Arc::new);
         for (_, spec, _) in &mut described {
+            spec.stage.clone_from(&stage);
             spec.start_order = Arc::clone(&start_order);
             spec.warm_starts.clone_from(&warm_starts);
         }

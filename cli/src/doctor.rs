@@ -120,6 +120,7 @@ async fn gather_machine(router: &RouterConfig, agent: &AgentConfig, up: Vec<Loca
     let is_named = !agent.model.is_empty() && needs_gpus;
     let addresses = [("--listen", &router.listen), ("--admin-listen", &router.admin_listen)];
     MachineFacts {
+        stage: ask_stage(agent, !agent.stage.is_empty()).await,
         up,
         others: find_other_routers().await,
         taken: addresses.into_iter().filter(|(_, address)| is_taken(address)).map(|(flag, address)| (flag, address.clone())).collect(),
@@ -174,6 +175,7 @@ async fn gather(router: &RouterConfig, agent: &AgentConfig, cluster: &ClusterCon
     };
     let state = folder.map(|folder| folder.path().to_owned());
     HostFacts {
+        stage: ask_stage(agent, job.is_some()).await,
         router_findings,
         obstacle,
         service,
@@ -357,6 +359,14 @@ async fn try_image(agent: &AgentConfig) -> Result<String, String> {
         Ok(None) => Err("the settings name no image".to_owned()),
         Err(error) => Err(describe(&error.into())),
     }
+}
+
+/// Where models are copied to on this host, if that is of interest.
+async fn ask_stage(agent: &AgentConfig, is_asked: bool) -> Option<Result<String, String>> {
+    let agent = agent.clone();
+    let looked = is_asked.then(|| tokio::task::spawn_blocking(move || hostler_agent::describe_stage(&agent)))?;
+    let late = || format!("a file system of this host does not answer within {} s", FILE_TIMEOUT.as_secs());
+    Some(timeout(FILE_TIMEOUT, looked).await.map_or_else(|_| Err(late()), |found| found.expect("looking at places does not panic")))
 }
 
 /// GPUs of this host, where engines run on it; a login node needs none.

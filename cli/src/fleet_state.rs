@@ -128,6 +128,7 @@ mod tests {
             limited: None,
             budget: None,
             refusal: String::new(),
+            cold_start: std::collections::BTreeMap::new(),
         }
     }
 

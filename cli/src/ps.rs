@@ -1,5 +1,6 @@
 //! `hostler ps`: nodes and replicas in one router's view, as a table or as JSON for scripts.
 
+mod cold_start;
 mod fleet_jobs;
 mod gpu_total;
 
@@ -10,6 +11,7 @@ use hostler_proto::agent::v1::{Failure, Gpu, Job, Member};
 use hostler_proto::fleet::v1::{FleetEvent, FleetFinding, GoneJob, ListResponse, Node, PastRequest, Replica};
 use serde_json::{Value, json};
 
+use self::cold_start::cold_start_line;
 use self::fleet_jobs::job_lines;
 pub(crate) use self::gpu_total::GpuTotal;
 use crate::admin::{AdminArgs, AdminClient, connect, list_fleet};
@@ -98,6 +100,7 @@ fn lines(nodes: &[Node]) -> Vec<String> {
     let lost =
         nodes.iter().filter(|node| !node.attached && node.job.is_none()).map(|node| format!("{}: its agent is not connected", node.name));
     lines.extend(lost);
+    lines.extend(cold_start_line(nodes.iter().flat_map(|node| &node.replicas)));
     lines
 }
 

@@ -12,9 +12,9 @@ use hostler_proto::fleet::v1::Replica;
 /// Interval at which progress within a stage is shown again. Loading takes minutes.
 const REPEAT_INTERVAL: Duration = Duration::from_secs(30);
 
-/// How the reason of a replica begins that waits for another one, or for an engine that somebody
-/// else runs.
-const WAITS: &str = "waits for ";
+/// How the reason of a replica begins that waits for another one, for an engine that somebody else
+/// runs, for its turn, or for its model.
+const WAITS: [&str; 2] = ["waits for ", "staging"];
 
 /// Last line shown about each replica.
 #[derive(Debug, Default)]
@@ -41,7 +41,7 @@ impl StartupProgress {
         let (what, lines) = if replica.is_coming() {
             match &replica.state().progress {
                 Some(progress) => (progress.stage.clone(), vec![format!("{}  {}", replica.id, progress.sentence())]),
-                None if replica.first_reason().starts_with(WAITS) => {
+                None if WAITS.iter().any(|begin| replica.first_reason().starts_with(begin)) => {
                     let reason = replica.first_reason();
                     (reason.to_owned(), vec![format!("{}  {reason}", replica.id)])
                 }

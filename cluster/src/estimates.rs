@@ -1,7 +1,7 @@
 //! Estimates of durations from their latest samples. The controller learns each entry's queue waits
 //! and cold starts this way.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -37,6 +37,25 @@ impl RecentTimes {
         let usual = sorted.get(rank.checked_sub(1)?).copied()?;
         let latest = self.0.iter().rev().take(LATEST).max().filter(|_| self.0.len() > LATEST);
         Some(latest.map_or(usual, |latest| usual.min(*latest * 2)))
+    }
+}
+
+/// Latest samples of each part of something, by name.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct RecentParts(BTreeMap<String, RecentTimes>);
+
+/// Most parts that are told apart: their names come from agents.
+const MAX_PARTS: usize = 16;
+
+impl RecentParts {
+    pub(crate) fn push(&mut self, part: &str, time: Duration) {
+        if self.0.len() < MAX_PARTS || self.0.contains_key(part) {
+            self.0.entry(part.to_owned()).or_default().push(time);
+        }
+    }
+
+    pub(crate) fn estimates(&self) -> impl Iterator<Item = (&str, Duration)> {
+        self.0.iter().filter_map(|(part, times)| Some((part.as_str(), times.estimate()?)))
     }
 }
 

@@ -11,7 +11,7 @@ use hostler_scheduler::{JobState, is_same_job};
 use serde::{Deserialize, Serialize};
 
 use crate::budget::BudgetLeft;
-use crate::estimates::RecentTimes;
+use crate::estimates::{RecentParts, RecentTimes};
 use crate::failures::Failures;
 use crate::node_time::{NodeLedger, NodeUse};
 use crate::observation::{GoneAgent, NodeState, Observation, ObservedJob};
@@ -79,6 +79,7 @@ pub struct Memory {
     pace: Pace,
     queue_waits: RecentTimes,
     cold_starts: RecentTimes,
+    cold_start_parts: RecentParts,
     /// The size of an elastic entry; `None` before its first step.
     pub(crate) size: Option<u32>,
     pub(crate) pressure_since: Option<SystemTime>,
@@ -198,6 +199,11 @@ impl Memory {
         self.cold_starts.estimate()
     }
 
+    /// Learned parts of a cold start, by name, with the expected time of each.
+    pub fn learned_parts(&self) -> impl Iterator<Item = (&str, Duration)> {
+        self.cold_start_parts.estimates()
+    }
+
     /// When a job was submitted, by the controller's own clock; `None` if unknown.
     #[must_use]
     pub fn submitted(&self, job: &str) -> Option<SystemTime> {
@@ -310,6 +316,7 @@ impl Memory {
                 record.ready = Some(now);
                 self.failures.note_ready(record.known_since());
                 if let Some(started) = record.started.filter(|_| record.start_is_watched) {
+                    job.start_parts.iter().for_each(|(part, took)| self.cold_start_parts.push(part, *took));
                     self.cold_starts.push(since(now, started));
                 }
             }

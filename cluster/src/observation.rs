@@ -46,6 +46,9 @@ pub struct ObservedJob {
     pub in_flight: u32,
     /// Requests that the node has taken since its agent started.
     pub served: u64,
+    /// What the start of its engine was made of, once it is ready: names of parts, and the time of
+    /// each.
+    pub start_parts: Vec<(String, Duration)>,
 }
 
 impl ObservedJob {

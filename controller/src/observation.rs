@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use hostler_api::given_model_names;
 use hostler_cluster::{Demand, FleetEntry, GoneAgent, Memory, NodeState, Observation, ObservedJob};
-use hostler_proto::agent::v1::Phase;
+use hostler_proto::agent::v1::{Phase, Start};
 use hostler_proto::fleet::v1::{ListResponse, ModelDemand, Node, Replica};
 use hostler_scheduler::{ScheduledJob, is_same_job};
 
@@ -64,6 +64,7 @@ pub(crate) fn observe(jobs: &[ScheduledJob], listed: &ListResponse, names: &[Str
             node: node_state(node),
             in_flight: node.map(in_flight).unwrap_or_default(),
             served: node.map(served).unwrap_or_default(),
+            start_parts: node.map(start_parts).unwrap_or_default(),
         }
     });
     let gone = listed.gone_jobs.iter().filter_map(|gone| {
@@ -108,6 +109,18 @@ pub(crate) fn progress(node: &Node) -> Option<(String, Option<Duration>)> {
     let first = progress.max_by_key(|progress| progress.percent)?;
     let left = Some(u64::from(first.seconds_left)).filter(|left| *left > 0);
     Some((format!("{} {} %", first.stage, first.percent), left.map(Duration::from_secs)))
+}
+
+/// Parts of the start of the node's engine that took longest.
+fn start_parts(node: &Node) -> Vec<(String, Duration)> {
+    let starts = node.replicas.iter().filter_map(|replica| replica.state().start.as_ref().map(Start::parts));
+    let longest = starts.max_by(|one, other| total(one).total_cmp(&total(other))).unwrap_or_default();
+    let part = |(part, seconds): (&str, f32)| Some((part.to_owned(), Duration::try_from_secs_f32(seconds).ok()?));
+    longest.into_iter().filter_map(part).collect()
+}
+
+fn total(parts: &[(&str, f32)]) -> f32 {
+    parts.iter().map(|(_, seconds)| seconds).sum()
 }
 
 fn in_flight(node: &Node) -> u32 {

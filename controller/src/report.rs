@@ -27,6 +27,7 @@ pub(crate) fn report(view: &EntryView<'_>, now: SystemTime) -> EntryStatus {
         limited: (lacks_jobs && !delay.is_zero()).then_some(delay.as_secs()),
         budget: view.memory.budget_left(view.entry, now),
         refusal: view.refusal.to_owned(),
+        cold_start: view.memory.learned_parts().map(|(part, took)| (part.to_owned(), took.as_secs())).collect(),
     }
 }
 

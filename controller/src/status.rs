@@ -1,6 +1,7 @@
 //! The controller's last observation and decision, as a file for `hostler up`, `wait` and `ps`,
 //! which may run on another login node.
 
+use std::collections::BTreeMap;
 use std::time::SystemTime;
 
 use hostler_cluster::BudgetLeft;
@@ -46,6 +47,9 @@ pub struct EntryStatus {
     pub budget: Option<BudgetLeft>,
     /// Why the scheduler refused the last submission; empty if it did not.
     pub refusal: String,
+    /// What a cold start is expected to be made of: seconds by the names of its parts.
+    #[serde(default)]
+    pub cold_start: BTreeMap<String, u64>,
 }
 
 /// A job of an entry.

@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use crate::agent::v1::{EngineLoad, Gpu, GpuReading, Job, Load, Phase, Progress, ReplicaState};
+use crate::agent::v1::{EngineLoad, Gpu, GpuReading, Job, Load, Phase, Progress, ReplicaState, Start};
 use crate::fleet::v1::{Cache, GoneJob, ListResponse, Node, Replica};
 
 /// The state of a replica whose router sends none.
@@ -93,6 +93,22 @@ impl Replica {
     #[must_use]
     pub fn first_reason(&self) -> &str {
         self.state().reason.lines().next().unwrap_or_default()
+    }
+}
+
+impl Start {
+    /// The parts of the start in order, with the seconds of each. An agent from before there were
+    /// parts names none.
+    #[must_use]
+    pub fn parts(&self) -> Vec<(&str, f32)> {
+        let mut parts: Vec<(&str, f32)> = Vec::new();
+        for stage in self.stages.iter().filter(|stage| !stage.part.is_empty()) {
+            match parts.iter_mut().find(|(part, _)| *part == stage.part) {
+                Some((_, seconds)) => *seconds += stage.seconds,
+                None => parts.push((&stage.part, stage.seconds)),
+            }
+        }
+        parts
     }
 }
 

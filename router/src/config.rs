@@ -232,6 +232,10 @@ pub struct RouterConfig {
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
     pub lease: Duration,
+    /// How many nodes may read models from one shared file system at once; others wait for their
+    /// turn, and `hostler ps` says so. It holds for copies by `agent.stage` and for engines that
+    /// read by themselves. 0 means any number.
+    pub max_loads: u32,
     /// On shutdown, how long running requests may take to finish.
     #[serde(with = "hostler_boot::duration")]
     #[schemars(with = "String")]
@@ -289,6 +293,7 @@ impl Default for RouterConfig {
             batches_tenant_files: 1000,
             batches_tenant_unfinished: 32,
             crash_suspect_ttl: Duration::from_secs(10 * 60),
+            max_loads: 0,
             lease: Duration::from_secs(3),
             drain_timeout: Duration::from_secs(30),
         }

@@ -17,7 +17,7 @@ use crate::config::RouterConfig;
 use crate::crash_suspects::CrashSuspects;
 use crate::dispatch::{Dispatch, RetryBudgets};
 use crate::event_log::EventLog;
-use crate::fleet::{CacheReportQueue, Fleet, SessionDeps};
+use crate::fleet::{CacheReportQueue, Fleet, LoadTurns, SessionDeps};
 use crate::history::History;
 use crate::keys::PageSessions;
 use crate::metrics::RouterMetrics;
@@ -73,6 +73,7 @@ impl SharedState {
 
     pub(crate) fn session_deps(&self, config: &RouterConfig) -> SessionDeps {
         SessionDeps {
+            load_turns: LoadTurns::new(config.max_loads),
             tasks: self.tasks.clone(),
             fleet: self.fleet.clone(),
             crash_suspects: self.crash_suspects.clone(),

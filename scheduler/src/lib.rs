@@ -140,6 +140,8 @@ pub struct JobReading {
     pub run: Option<u32>,
     /// When the run ends; `None` if it has no time limit.
     pub ends_at: Option<SystemTime>,
+    /// Time from the submission to the start, by the scheduler's clock, if the command reports it.
+    pub queued: Option<Duration>,
 }
 
 /// Reason why a host's scheduler is unknown.
@@ -296,7 +298,7 @@ impl Scheduler {
                 let printed = run(Call::ask("qstat", pbs::FORMAT.into_iter().chain([id]))).await?;
                 printed.read(|text| pbs::read_job(text, id, SystemTime::now()))
             }
-            Self::Slurm => run(Call::ask("squeue", ["-h", "-j", id, "-o", "%e"])).await?.read(slurm::read_job),
+            Self::Slurm => run(Call::ask("squeue", ["-h", "-j", id, "-o", slurm::JOB_FIELDS])).await?.read(slurm::read_job),
         }
     }
 

@@ -136,7 +136,9 @@ pub(crate) fn read_job(text: &str, id: &str, now: SystemTime) -> Result<JobReadi
         None => None,
     };
     let run = job.get("run_count").and_then(|count| count.trim().parse().ok()).filter(|count| *count > 0);
-    Ok(JobReading { run, ends_at })
+    let time = |name| job.get(name).and_then(parse_time);
+    let queued = time("ctime").zip(time("stime")).and_then(|(submitted, started)| started.duration_since(submitted).ok());
+    Ok(JobReading { run, ends_at, queued })
 }
 
 /// Parses the output of `qstat -E -t ID…` in this format, with the ids of arrays among them.

@@ -20,6 +20,9 @@ const EXPORTED: &str = "--export=HOME,LOGNAME,PATH,SHELL,USER";
 /// expected start, end, host and reason. The last field may hold anything.
 const FIELDS: &str = "%i|%T|%Q|%V|%S|%e|%N|%r";
 
+/// Fields of one job: its end, submission and start.
+pub(crate) const JOB_FIELDS: &str = "%e|%V|%S";
+
 /// Renders the command line and script of `sbatch`. Slurm keeps the script for the job's owner and
 /// operators. `srun` starts the program, because it passes signals and the exit code on.
 pub(crate) fn render(submission: &Submission) -> RenderedSubmission {
@@ -118,10 +121,13 @@ fn read_state(state: &str, priority: &str) -> Result<Option<JobState>, &'static 
     }))
 }
 
-/// Parses the output of `squeue -h -j ID -o %e`.
+/// Parses the output of `squeue -h -j ID -o` with `JOB_FIELDS`.
 pub(crate) fn read_job(text: &str) -> Result<JobReading, &'static str> {
-    let word = text.split_whitespace().next().ok_or("no job")?;
-    Ok(JobReading { run: None, ends_at: read_time(word)? })
+    let mut times = text.split_whitespace().next().ok_or("no job")?.split('|').map(read_time);
+    let ends_at = times.next().ok_or("no job")??;
+    let [submitted, started] = [times.next(), times.next()].map(|time| time.and_then(Result::ok).flatten());
+    let queued = submitted.zip(started).and_then(|(submitted, started)| started.duration_since(submitted).ok());
+    Ok(JobReading { run: None, ends_at, queued })
 }
 
 /// Parses the output of `scontrol show config`: `KillWait                = 30 sec`.

@@ -13,7 +13,7 @@ use crate::cross_origin::AllowedOrigins;
 /// Arguments of one simulated engine.
 #[derive(Clone, Debug, clap::Args)]
 pub struct EngineArgs {
-    /// Model name; nothing is loaded.
+    /// Model name; nothing is loaded, unless `--sim-read-model` has its folder read.
     #[arg(default_value = "sim")]
     pub model: String,
     /// Listen on this Unix socket instead of a port.
@@ -164,6 +164,9 @@ pub struct EngineArgs {
     /// message is a tool's result.
     #[arg(long)]
     pub sim_call_tools: bool,
+    /// Read all files of the model's folder while starting, as an engine with weights does.
+    #[arg(long)]
+    pub sim_read_model: bool,
     /// Fail while starting, with a Python traceback in the log.
     #[arg(long)]
     pub sim_fail_start: bool,

@@ -23,6 +23,9 @@ pub enum Error {
     Argument { argument: &'static str, reason: String },
     #[error("cannot open the KV event endpoint {endpoint}: {reason}")]
     KvEvents { endpoint: String, reason: String },
+    /// `--sim-read-model` has the model's folder read, and that failed.
+    #[error("cannot read {}: {source}", path.display())]
+    Model { path: PathBuf, source: std::io::Error },
     /// `--sim-fail-start` requested the failure.
     #[error("RuntimeError: Engine core initialization failed. See root cause above")]
     FailedStart,

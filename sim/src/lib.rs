@@ -15,6 +15,7 @@ mod faults;
 mod kv_events;
 mod mailbox;
 mod metrics;
+mod model_shards;
 mod nodes;
 mod prefix_cache;
 mod reply;

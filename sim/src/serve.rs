@@ -26,6 +26,7 @@ use crate::args::EngineArgs;
 use crate::engine::{EngineHandle, Stepping};
 use crate::error::Error;
 use crate::kv_events::{KvEventsConfig, Publisher};
+use crate::model_shards::ModelShards;
 use crate::nodes::{FarWorkers, run_headless};
 use crate::response_store::ResponseStore;
 use crate::routes;
@@ -170,8 +171,10 @@ async fn start_up(args: &EngineArgs) -> Result<FarWorkers, Error> {
     );
     let far_workers = FarWorkers::gather(args).await?;
     info!("Starting to load model {model}...");
+    let mut shards = ModelShards::list(args, SHARDS)?;
     for shard in 1..=SHARDS {
         tokio::time::sleep(delay / (2 * SHARDS)).await;
+        shards.read_next().await?;
         info!("Loading safetensors checkpoint shards: {:3}% Completed | {shard}/{SHARDS}", 100 * shard / SHARDS);
     }
     if args.sim_fail_start {

@@ -133,6 +133,14 @@ impl Container {
     }
 }
 
+/// Adds a file of the host to the words of a container; nothing without one.
+pub(crate) fn bind(words: &mut Vec<OsString>, path: &Path) {
+    // The image comes last.
+    if let Some(image) = words.pop() {
+        words.extend(["--bind".into(), path.into(), image]);
+    }
+}
+
 /// Command that runs a program in the container, or on the host if there is none.
 pub(crate) fn command(container: Option<&Container>, program: &OsStr) -> Command {
     let Some(container) = container else { return Command::new(program) };

@@ -49,6 +49,7 @@ use crate::keeper::wire::{KeeperRequest, LaunchSpec};
 use crate::keeper::{self, AgentDeathPolicy, KeeperClient, KeeperNotices, KeeperSource, PreparedKeeper, SurvivingEngine};
 use crate::probe::LoadSample;
 use crate::run_dir::{HeldDirectories, RunDirError};
+use crate::stage::ModelStage;
 use crate::traffic::Traffic;
 use crate::vllm::command_line::{cache_source, command_line};
 use crate::vllm::directory::{prepare, socket_path};
@@ -101,6 +102,8 @@ pub struct EngineSpec {
     /// Command line used once `command` has failed to become ready, or lacks a route.
     pub fallback: Option<CommandLine>,
     pub start_order: Arc<StartOrder>,
+    /// How the engine gets its model; `None` if it reads none.
+    pub(crate) stage: Option<Arc<ModelStage>>,
     /// `None` if every start is plain.
     pub(crate) warm_starts: Option<Arc<WarmStarts>>,
     /// Processes of an engine that starts warm may be forks of its first one.
@@ -148,6 +151,7 @@ impl EngineSpec {
             gpu_availability: None,
             fallback: None,
             start_order: Arc::new(StartOrder::unordered()),
+            stage: None,
             warm_starts: None,
             gang: None,
             may_fork: may_fork(launch.replica.gpus.len(), &launch.config.engine_args),

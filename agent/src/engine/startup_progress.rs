@@ -21,7 +21,40 @@ pub struct StartupProgress {
 pub(crate) struct PastStage {
     /// As in `StartupProgress`.
     pub(crate) stage: &'static str,
+    pub(crate) part: StartPart,
     pub(crate) took: Duration,
+}
+
+/// Parts of a cold start, of which each takes as long as something else allows: other nodes, the
+/// file system, Python, the disk, the compiler, the GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum StartPart {
+    /// The job's wait in the scheduler's queue.
+    Queue,
+    /// Waiting for a turn to read from a shared file system.
+    Turn,
+    /// Copying the model to the node.
+    Stage,
+    /// Until the engine begins with its weights.
+    Begin,
+    Load,
+    Compile,
+    WarmUp,
+}
+
+impl StartPart {
+    /// The word in reports.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Queue => "queue",
+            Self::Turn => "turn",
+            Self::Stage => "stage",
+            Self::Begin => "begin",
+            Self::Load => "load",
+            Self::Compile => "compile",
+            Self::WarmUp => "warm-up",
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -90,6 +123,19 @@ impl StartupStage {
             Self::Graphs => 95.0,
             other => other.start_percent(),
         }
+    }
+
+    fn part(self) -> StartPart {
+        match self {
+            Self::Imports | Self::Configuration | Self::Processes => StartPart::Begin,
+            Self::Weights | Self::Model => StartPart::Load,
+            Self::Compile => StartPart::Compile,
+            Self::Memory | Self::WarmUp | Self::Graphs | Self::Server | Self::Routes => StartPart::WarmUp,
+        }
+    }
+
+    fn past(self, took: Duration) -> PastStage {
+        PastStage { stage: self.describe(), part: self.part(), took }
     }
 
     fn describe(self) -> &'static str {
@@ -209,13 +255,18 @@ impl StartupLogParser {
         StartupProgress { stage, percent: to_percent(self.percent).min(99), seconds_left: self.seconds_left(elapsed) }
     }
 
+    /// Whether the weights have been read.
+    pub(crate) fn has_weights(&self) -> bool {
+        self.stage > StartupStage::Weights
+    }
+
     pub(crate) fn facts(&self) -> LogFacts {
         self.facts.clone()
     }
 
     /// All stages of a start that is over after this time.
     pub(crate) fn stages(&self, elapsed: Duration) -> Vec<PastStage> {
-        let last = PastStage { stage: self.stage.describe(), took: elapsed.saturating_sub(self.stage_since) };
+        let last = self.stage.past(elapsed.saturating_sub(self.stage_since));
         self.past_stages.iter().cloned().chain([last]).collect()
     }
 
@@ -246,7 +297,7 @@ impl StartupLogParser {
         if stage == StartupStage::Weights {
             self.weights_since = Some(elapsed);
         }
-        self.past_stages.push(PastStage { stage: self.stage.describe(), took: elapsed.saturating_sub(self.stage_since) });
+        self.past_stages.push(self.stage.past(elapsed.saturating_sub(self.stage_since)));
         (self.stage, self.stage_since) = (stage, elapsed);
         self.stage_percent = None;
         self.percent = self.percent.max(stage.start_percent());

@@ -5,24 +5,23 @@
 
 mod lifecycle;
 mod phases;
+mod start;
 mod status;
 
 use std::future::{Future, pending};
 use std::mem::take;
-use std::pin::Pin;
 use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::poll_immediate;
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::task::TaskTracker;
 
-use self::phases::{FailureState, PendingWork, StartDecision, StartWait};
+use self::phases::{FailureState, PendingWork, StartWait};
 use super::control;
-use super::diagnosis::{Diagnosis, EndCause, FailureKind, remedies};
+use super::diagnosis::EndCause;
 use super::engine_life::{EngineLife, KeeperEvent, StartupLog};
 use super::health::HealthEvent;
 use super::log::EngineLog;
@@ -31,9 +30,10 @@ use super::{AdoptedLife, EngineCommand, EngineSpec, EngineStatus, Phase, Process
 use crate::cache::CacheLog;
 use crate::crashes::CrashLog;
 use crate::gang::Loss;
-use crate::gpu::StartObstacle;
+use crate::load_turns::Turn;
 use crate::probe::LoadSample;
 use crate::process::oom_watch::OomWatch;
+use crate::stage::PreparedModel;
 use crate::traffic::Traffic;
 use crate::vllm::FrontEndInUse;
 use crate::vllm::directory::socket_path;
@@ -63,6 +63,10 @@ pub(super) struct Supervisor {
     status: watch::Sender<EngineStatus>,
     life: Option<EngineLife>,
     start_wait: StartWait,
+    /// How this life, or the next one, reads its model.
+    model: PreparedModel,
+    /// Kept until the weights are read.
+    turn: Option<Turn>,
     pending_work: PendingWork,
     failure: FailureState,
     /// Number of lives so far.
@@ -124,6 +128,8 @@ impl Supervisor {
             status,
             life: None,
             start_wait: StartWait::None,
+            model: PreparedModel::default(),
+            turn: None,
             pending_work: PendingWork::None,
             failure: FailureState::None,
             life_count: life.lives,
@@ -308,50 +314,6 @@ impl Supervisor {
         Some(event)
     }
 
-    async fn request_start(&mut self) -> Option<EngineEvent> {
-        self.start_wait = StartWait::None;
-        let spec = &self.deps.spec;
-        let (start_order, index, gpus) = (Arc::clone(&spec.start_order), spec.index, spec.gpu_availability.clone());
-        let (gang, limit) = (spec.gang.clone(), spec.startup_timeout);
-        let mut decision: Pin<Box<dyn Future<Output = StartDecision> + Send>> = Box::pin(async move {
-            let permit = start_order.acquire(index).await;
-            if let Some(gpus) = gpus {
-                gpus.check().await.map_err(gpu_obstacle)?;
-            }
-            if let Some(gang) = gang {
-                gang.prepare(limit).await.map_err(member_obstacle)?;
-            }
-            Ok(permit)
-        });
-        match poll_immediate(&mut decision).await {
-            Some(decision) => Some(self.handle_start_decision(decision)),
-            None => {
-                self.start_wait = StartWait::Waiting(decision);
-                None
-            }
-        }
-    }
-
-    /// Handles the outcome of the wait for a start.
-    ///
-    /// An engine whose GPUs are not free waits as after a crash, and then they are checked again.
-    fn handle_start_decision(&mut self, decision: StartDecision) -> EngineEvent {
-        match decision {
-            Ok(permit) => {
-                self.start_wait = StartWait::Holding(permit);
-                EngineEvent::MayStart
-            }
-            Err(obstacle) => {
-                self.start_wait = StartWait::None;
-                // Do not show the output of the previous life with this.
-                self.deps.log.begin_life(&format!("hostler: the engine is not started: {}", obstacle.cause));
-                self.failure = FailureState::Diagnosed(obstacle);
-                self.count_failed_start();
-                EngineEvent::Fail
-            }
-        }
-    }
-
     fn handle_keeper_event(&mut self, event: KeeperEvent) -> Option<EngineEvent> {
         let killing = matches!(self.machine.state(), EngineState::Killing { .. });
         match event {
@@ -464,8 +426,9 @@ impl Supervisor {
                 Some(EngineEvent::LacksRoute)
             }
             HealthEvent::Models(models) => {
+                let models = self.restore_cards(models);
                 if let Some(life) = &mut self.life {
-                    life.models = models.into();
+                    life.models = models;
                 }
                 self.publish(None);
                 None
@@ -493,14 +456,6 @@ impl Drop for Supervisor {
         processes.close();
         processes.keeper = None;
     }
-}
-
-fn gpu_obstacle(StartObstacle { in_use, cause, remedy }: StartObstacle) -> Diagnosis {
-    Diagnosis { kind: if in_use { FailureKind::GpuInUse } else { FailureKind::Hardware }, cause, remedy }
-}
-
-fn member_obstacle(cause: String) -> Diagnosis {
-    Diagnosis { kind: FailureKind::Member, cause, remedy: remedies::MEMBER.to_owned() }
 }
 
 async fn recv_or_pend<T>(messages: Option<&mut mpsc::Receiver<T>>) -> T {

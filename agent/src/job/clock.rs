@@ -38,6 +38,8 @@ pub(crate) struct JobFacts {
     pub(crate) ends_at: Option<Instant>,
     /// When the agent begins to leave.
     pub(crate) leaves_at: Option<Instant>,
+    /// How long the job waited in the queue, as far as known.
+    pub(crate) queued: Option<Duration>,
 }
 
 /// The job, its scheduler's grace and the facts about its end.
@@ -70,7 +72,7 @@ impl JobClock {
     /// Asks the scheduler about the job.
     async fn start(job: Job, time_to_leave: Duration) -> Self {
         let (grace, reading) = tokio::join!(read_grace(job.scheduler), job.scheduler.read_job(&job.id));
-        let unknown = JobFacts { run: job.run, ends_at: None, leaves_at: None };
+        let unknown = JobFacts { run: job.run, ends_at: None, leaves_at: None, queued: None };
         let clock = Self {
             job,
             grace,
@@ -180,12 +182,15 @@ impl JobFacts {
         });
         // A clock that has just begun has no earlier moment.
         let leaves_at = ends_at.map(|ends_at| ends_at.checked_sub(time_to_leave).unwrap_or(now.0));
-        Self { run: reading.run.unwrap_or(known_run), ends_at, leaves_at }
+        let run = reading.run.unwrap_or(known_run);
+        // The wait of a later run is not known: schedulers keep the time of the first submission.
+        Self { run, ends_at, leaves_at, queued: reading.queued.filter(|_| run == 1) }
     }
 
     fn is_same_as(&self, other: &Self) -> bool {
         let apart = |one: Instant, other: Instant| one.saturating_duration_since(other) + other.saturating_duration_since(one);
         self.run == other.run
+            && self.queued == other.queued
             && match (self.ends_at, other.ends_at) {
                 (Some(ends), Some(other)) => apart(ends, other) < SAME_END,
                 (ends, other) => ends == other,

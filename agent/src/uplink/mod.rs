@@ -26,6 +26,7 @@ pub(crate) use attachments::{AttachLimits, AttachedGuard};
 pub use backoff::Backoff;
 
 use crate::join::RouterAccess;
+use crate::load_turns::LoadTurns;
 use crate::metrics::AgentMetrics;
 use crate::node::NodeState;
 use crate::router_target::RouterTarget;
@@ -56,6 +57,8 @@ pub struct Uplink {
     pub requests: TaskTracker,
     /// Lives of the routers served now. Two addresses of one router must not both attach.
     pub attached_routers: watch::Sender<FxHashSet<u64>>,
+    /// Turns to read models from shared file systems.
+    pub(crate) load_turns: Arc<LoadTurns>,
     /// Results of the attempts to attach to routers.
     pub attachments: Arc<Attachments>,
 }

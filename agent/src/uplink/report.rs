@@ -2,13 +2,15 @@
 //!
 //! The wire types of `Attach` begin here.
 
+use std::time::Duration;
+
 use hostler_proto::agent::v1 as wire;
 use tokio::time::Instant;
 
 use crate::advise::{EngineSetup, Finding};
 use crate::cache::CacheStatus;
 use crate::crashes::Crash;
-use crate::engine::startup_progress::PastStage;
+use crate::engine::startup_progress::{PastStage, StartPart};
 use crate::engine::{EngineStatus, ModelCard, PastStart, Phase};
 use crate::gang::MemberView;
 use crate::gpu::{Gpu, GpuReading};
@@ -56,8 +58,10 @@ impl Reporter {
     /// Report of the changes since the last one, which may be empty.
     pub(super) fn report(&mut self, node: &NodeState) -> wire::Report {
         let mut replicas = Vec::new();
+        let queued = node.job().and_then(|job| job.facts().borrow().queued);
         for (replica, reported) in node.replicas().iter().zip(&mut self.last_reports) {
-            let mut now = ReplicaSnapshot { gpus: gpu_readings(&node.gpu_readings(replica)), ..current_snapshot(replica, self.router) };
+            let mut now =
+                ReplicaSnapshot { gpus: gpu_readings(&node.gpu_readings(replica)), ..current_snapshot(replica, self.router, queued) };
             if now == *reported {
                 continue;
             }
@@ -88,7 +92,7 @@ impl Reporter {
 
 /// Present state of the job. Hosts' clocks differ, so its end is sent as the time left.
 pub(super) fn job(clock: &JobClock) -> wire::Job {
-    let (job, JobFacts { run, ends_at, leaves_at }) = (clock.job(), *clock.facts().borrow());
+    let (job, JobFacts { run, ends_at, leaves_at, .. }) = (clock.job(), *clock.facts().borrow());
     let now = Instant::now();
     let left = |moment: Instant| u64::try_from(moment.saturating_duration_since(now).as_millis()).unwrap_or(u64::MAX);
     wire::Job {
@@ -109,7 +113,7 @@ fn engine_crash(crash: &Crash) -> wire::EngineCrash {
     }
 }
 
-fn current_snapshot(replica: &Replica, router: RouterKey) -> ReplicaSnapshot {
+fn current_snapshot(replica: &Replica, router: RouterKey, queued: Option<Duration>) -> ReplicaSnapshot {
     let status = replica.engine.status().borrow().clone();
     // A stale reading says nothing any more; the agent's own counts stay valid.
     let sample = replica.engine.samples().borrow().filter(|sample| !sample.is_stale);
@@ -140,13 +144,13 @@ fn current_snapshot(replica: &Replica, router: RouterKey) -> ReplicaSnapshot {
     ReplicaSnapshot {
         epoch: status.epoch,
         crashes: replica.engine.crashes().version(),
-        state: Some(state(replica, status)),
+        state: Some(state(replica, status, queued)),
         load: Some(load),
         gpus: None,
     }
 }
 
-fn state(replica: &Replica, status: EngineStatus) -> wire::ReplicaState {
+fn state(replica: &Replica, status: EngineStatus, queued: Option<Duration>) -> wire::ReplicaState {
     let phase = match status.phase {
         Phase::Starting => wire::Phase::Starting,
         Phase::Loading => wire::Phase::Loading,
@@ -202,7 +206,7 @@ fn state(replica: &Replica, status: EngineStatus) -> wire::ReplicaState {
             cause: failure.cause,
             remedy: failure.remedy,
         }),
-        start: status.start.as_deref().map(past_start),
+        start: status.start.as_deref().map(|start| past_start(start, queued.filter(|_| status.restarts == 0))),
         is_standby: replica.traits.is_standby,
         is_simulated: setup.simulated,
         members: replica.engine.members().into_iter().map(member).collect(),
@@ -214,9 +218,15 @@ fn member(view: MemberView) -> wire::Member {
     wire::Member { number, host, gpus, state, is_heard }
 }
 
-fn past_start(start: &PastStart) -> wire::Start {
-    let stage = |past: &PastStage| wire::StartStage { stage: past.stage.to_owned(), seconds: past.took.as_secs_f32() };
-    wire::Start { origin: start.origin.as_str().to_owned(), stages: start.stages.iter().map(stage).collect() }
+/// The stages of a start, after the wait of its job in the queue.
+fn past_start(start: &PastStart, queued: Option<Duration>) -> wire::Start {
+    let queue = queued.map(|took| PastStage { stage: "waiting in the queue", part: StartPart::Queue, took });
+    let stage = |past: &PastStage| wire::StartStage {
+        stage: past.stage.to_owned(),
+        seconds: past.took.as_secs_f32(),
+        part: past.part.as_str().to_owned(),
+    };
+    wire::Start { origin: start.origin.as_str().to_owned(), stages: queue.iter().chain(&start.stages).map(stage).collect() }
 }
 
 /// What the engine serves or, before it has said so, will serve by its arguments.

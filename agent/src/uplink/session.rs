@@ -33,6 +33,7 @@ use super::{LANES, Uplink};
 use crate::dial::{DialError, dial};
 use crate::join::{self, Identity, JoinError};
 use crate::lane::Lane;
+use crate::load_turns::{LoadWish, RouterWord, TurnLink};
 use crate::node::REPORT_INTERVAL;
 use crate::traffic::RouterKey;
 
@@ -111,6 +112,7 @@ pub(super) struct Session {
     from_router: Streaming<wire::AttachResponse>,
     reporter: Reporter,
     transfers: TransferQueue,
+    turns: TurnLink,
     /// Interval of empty reports.
     heartbeat: Duration,
     /// Lane tasks.
@@ -188,9 +190,10 @@ pub(super) async fn attach(uplink: &Arc<Uplink>, address: SocketAddr, successor:
     }
     let heartbeat = (Duration::from_millis(u64::from(welcome.lease_ms)) / 3).max(MIN_HEARTBEAT);
     let transfers = TransferQueue::new(uplink.state.replicas().iter().map(|replica| replica.engine.cache().clone()));
+    let turns = uplink.load_turns.attach(welcome.router_life, welcome.max_loads);
     let renewal = AbortOnDropHandle::new(tokio::spawn(uplink.access.clone().keep_renewed(channel, identity)));
     let orders = FuturesUnordered::new();
-    Ok(Session { claim, to_router, from_router, reporter, transfers, heartbeat, lanes, orders, successor, _renewal: renewal })
+    Ok(Session { claim, to_router, from_router, reporter, transfers, turns, heartbeat, lanes, orders, successor, _renewal: renewal })
 }
 
 async fn open_lane(
@@ -285,6 +288,7 @@ impl Session {
                     // This is the only sender, so the room is still there.
                     (Ok(()), Some(part)) => send(&self.to_router, part).await,
                 },
+                wish = self.turns.next_wish() => send(&self.to_router, load_wish(wish)).await,
                 Some(answer) = self.orders.next() => self.answer_order(answer).await,
                 Some(lane) = lanes.next() => {
                     return Some(match lane {
@@ -373,6 +377,10 @@ impl Session {
                 tracing::info!(event = "order_received", replicas = ?replicas.indices, "directive from router: release");
                 answer.error = orders::release(&uplink, &replicas);
             }
+            Some(Order::LoadTurn(wire::LoadTurn { file_system, granted, ahead })) => {
+                self.turns.hear(&file_system, if granted { RouterWord::Granted } else { RouterWord::Queued(ahead) });
+                return Ok(());
+            }
             Some(Order::Successor(_)) => {
                 self.successor.notify_one();
                 return Ok(());
@@ -387,6 +395,11 @@ impl Session {
         }
         send(&self.to_router, ToRouter::Answer(answer)).await
     }
+}
+
+fn load_wish(wish: Option<LoadWish>) -> ToRouter {
+    let wish = wish.map(|LoadWish { file_system, holds }| wire::LoadWish { file_system: file_system.to_string(), holds });
+    ToRouter::LoadWish(wish.unwrap_or_default())
 }
 
 async fn send(to_router: &mpsc::Sender<wire::AttachRequest>, message: ToRouter) -> Result<(), SessionEnd> {

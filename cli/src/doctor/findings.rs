@@ -46,6 +46,8 @@ pub(super) struct HostFacts {
     /// Whether a named model exists; an inner `Some` says what is unknown about it.
     pub(super) model: Option<Result<Option<String>, String>>,
     pub(super) run_dir: Result<PathBuf, String>,
+    /// Where models are copied to, inside a job.
+    pub(super) stage: Option<Result<String, String>>,
     pub(super) router_socket: PathBuf,
     /// GPUs, inside a job that needs some.
     pub(super) gpus: Option<Result<Vec<String>, String>>,
@@ -130,6 +132,7 @@ pub(super) fn examine(facts: &HostFacts) -> Vec<CheckResult> {
         check_model(facts.model.as_ref()),
         check_gpus(facts),
         Some(check_run_dir(&facts.run_dir)),
+        facts.stage.as_ref().map(check_stage),
         Some(check_router_socket(&facts.router_socket)),
     ];
     let serving = facts.router_findings.iter().map(CheckResult::of_fleet);
@@ -281,6 +284,14 @@ pub(super) fn check_run_dir(run_dir: &Result<PathBuf, String>) -> CheckResult {
     match run_dir {
         Ok(folder) => CheckResult::ok("sockets", format!("an agent's fit into {}", folder.display())),
         Err(error) => CheckResult::problem("sockets", error, ""),
+    }
+}
+
+/// What cannot be staged is served all the same.
+pub(super) fn check_stage(stage: &Result<String, String>) -> CheckResult {
+    match stage {
+        Ok(place) => CheckResult::ok("stage", place.clone()),
+        Err(error) => CheckResult::note("stage", error.clone()),
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use hostler_proto::fleet::v1::Replica;
 
-use super::findings::{CheckResult, check_model, check_proxy, check_router_socket, check_run_dir};
+use super::findings::{CheckResult, check_model, check_proxy, check_router_socket, check_run_dir, check_stage};
 use crate::local_fleet::{LocalFleet, OtherRouter};
 
 /// Facts about a host. An error says what to do if that is already known.
@@ -26,6 +26,8 @@ pub(super) struct MachineFacts {
     pub(super) proxy: Option<(&'static str, String)>,
     pub(super) no_proxy: String,
     pub(super) run_dir: Result<PathBuf, String>,
+    /// Where models are copied to, if they are.
+    pub(super) stage: Option<Result<String, String>>,
     pub(super) router_socket: PathBuf,
 }
 
@@ -60,6 +62,7 @@ pub(super) fn examine_machine(facts: &MachineFacts) -> Vec<CheckResult> {
         facts.gpus.as_ref().map(check_gpus),
         Some(check_proxy(facts.proxy.as_ref(), &facts.no_proxy)),
         Some(check_run_dir(&facts.run_dir)),
+        facts.stage.as_ref().map(check_stage),
         Some(check_router_socket(&facts.router_socket)),
     ];
     let findings = facts.up.iter().flat_map(|fleet| &fleet.findings).map(CheckResult::of_fleet);
@@ -136,6 +139,7 @@ mod tests {
             proxy: None,
             no_proxy: String::new(),
             run_dir: Ok("/tmp/hostler-1000".into()),
+            stage: None,
             router_socket: "/run/user/1000/hostler/router-65535.sock".into(),
         }
     }

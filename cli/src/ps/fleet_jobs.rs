@@ -80,6 +80,7 @@ mod tests {
             limited: None,
             budget: None,
             refusal: String::new(),
+            cold_start: std::collections::BTreeMap::new(),
         };
         FleetStatus { at: SystemTime::UNIX_EPOCH, entries: vec![entry], trouble: String::new() }
     }

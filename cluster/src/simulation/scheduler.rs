@@ -279,6 +279,7 @@ impl SimulatedJob {
             node,
             in_flight: 0,
             served: 0,
+            start_parts: Vec::new(),
         }
     }
 }

@@ -121,6 +121,13 @@ impl Directives {
         self.try_send(Order::Successor(wire::Successor {}))
     }
 
+    /// Tells the agent that its turn to read has come, or how many nodes come first (`ahead`).
+    /// `false` if the message could not be queued.
+    pub(super) fn tell_turn(&self, file_system: &str, ahead: Option<u32>) -> bool {
+        let (file_system, granted) = (file_system.to_owned(), ahead.is_none());
+        self.try_send(Order::LoadTurn(wire::LoadTurn { file_system, granted, ahead: ahead.unwrap_or(0) }))
+    }
+
     async fn send_and_wait(&self, order: Order) -> Result<wire::Answer, Status> {
         let (answered, answer) = oneshot::channel();
         let waiting = PendingAnswer { id: fastrand::u64(1..), directives: self };

@@ -2,6 +2,7 @@
 //! into the router's own types, within `bounds`.
 
 mod bounds;
+mod jobs;
 
 use std::collections::BTreeSet;
 use std::pin::Pin;
@@ -21,11 +22,13 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
 
 use self::bounds::{MAX_NAME_BYTES, MAX_SENTENCE_BYTES, bound_load, bound_readings, bound_state, check_index, check_replicas, cut};
+pub(crate) use self::jobs::job_message;
+use self::jobs::parse_job;
 use super::agent_report::AgentReport;
 use super::directives::Directives;
 use super::fleet_writer::{Fleet, FleetUpdate, ReplicaChange};
 use super::index_writer::{CacheReport, CacheReportQueue, CacheUpdate};
-use super::job::{Job, Scheduler};
+use super::load_turns::LoadTurns;
 use super::log_lines::LogLines;
 use super::replica_status::{EngineLaunch, EngineLoad, Model, Phase, ReplicaLoad, ReplicaStatus, ResumeChecks};
 use super::view::MAX_CONTEXT_TOKENS;
@@ -60,6 +63,7 @@ pub(crate) struct SessionDeps {
     pub router_run: u64,
     pub next_attachment: AtomicU64,
     pub succession: Succession,
+    pub load_turns: LoadTurns,
     /// Whether agents must belong to the router's own user: in plain text, unless
     /// `allow_plain_text` is set.
     pub only_own_user: bool,
@@ -95,6 +99,7 @@ pub(crate) async fn attach(
         router_life: sessions.router_run,
         ticket: ticket.secret().clone(),
         lease_ms: u32::try_from(sessions.fleet.lease().as_millis()).unwrap_or(u32::MAX),
+        max_loads: sessions.load_turns.max_loads(),
     };
     let (directives, messages) = Directives::connect();
     directives.send(ToAgent::Welcome(welcome)).await?;
@@ -124,6 +129,7 @@ pub(crate) async fn attach(
         directives.close_with(ended.clone());
         tracing::debug!(node, %ended, "attachment ended");
         drop(waiting);
+        sessions.load_turns.leave(attachment);
         sessions.fleet.update(FleetUpdate::Detached { attachment }).await;
         sessions.cache_reports.send(CacheUpdate::Detached { attachment }).await;
         drop(ticket);
@@ -269,12 +275,14 @@ impl Session {
             }
             Some(FromAgent::Answer(answer)) => self.directives.deliver_answer(answer),
             Some(FromAgent::File(part)) => self.file_part(part),
+            Some(FromAgent::LoadWish(wish)) => self.note_load_wish(wish),
             Some(FromAgent::Hello(_)) | None => tracing::debug!("an unexpected message of an agent is ignored"),
         }
         Ok(())
     }
 
     async fn apply_report(&mut self, mut report: wire::Report) {
+        self.sessions.load_turns.advance();
         self.resync_stale_caches();
         if report.snapshot {
             self.next_sequence = report.sequence;
@@ -339,6 +347,15 @@ impl Session {
         }
     }
 
+    fn note_load_wish(&self, wish: wire::LoadWish) {
+        let wire::LoadWish { mut file_system, holds } = wish;
+        cut(&mut file_system, MAX_SENTENCE_BYTES);
+        match file_system.as_str() {
+            "" => self.sessions.load_turns.leave(self.attachment),
+            named => self.sessions.load_turns.ask(self.attachment, &self.directives, named, holds),
+        }
+    }
+
     fn file_part(&mut self, mut part: wire::FilePart) {
         let Ok(hash) = FilesHash::try_from(&part.hash[..]) else {
             if self.has_room_for_line() {
@@ -381,28 +398,6 @@ fn cache_report(report: wire::CacheReport) -> CacheReport {
 fn reported_crash(crash: &wire::EngineCrash) -> ReportedCrash {
     let requests = crash.requests.iter().take(MAX_REQUESTS_PER_CRASH).copied().map(u128::from).collect();
     ReportedCrash { epoch: crash.epoch, age: Duration::from_millis(crash.age_ms), requests }
-}
-
-/// The job that an agent says it runs in, or nothing if it cannot be one.
-fn parse_job(job: wire::Job, now: Instant) -> Option<Job> {
-    let wire::Job { scheduler, id, array_index, run, ends_in_ms, leaves_in_ms } = job;
-    let scheduler = Scheduler::parse(&scheduler).filter(|_| Job::is_id(&id))?;
-    let ends_at = ends_in_ms.map(|left| Job::moment(now, left));
-    let leaves_at = leaves_in_ms.or(ends_in_ms).map(|left| Job::moment(now, left.min(ends_in_ms.unwrap_or(u64::MAX))));
-    Some(Job { scheduler, id, array_index, run: run.max(1), ends_at, leaves_at })
-}
-
-/// A job in the agent's words for operators, with the time that was left at that moment.
-pub(crate) fn job_message(job: &Job, at: Instant) -> wire::Job {
-    let left = |moment: Instant| u64::try_from(moment.saturating_duration_since(at).as_millis()).unwrap_or(u64::MAX);
-    wire::Job {
-        scheduler: job.scheduler.as_str().to_owned(),
-        id: job.id.clone(),
-        array_index: job.array_index,
-        run: job.run,
-        ends_in_ms: job.ends_at.map(left),
-        leaves_in_ms: job.leaves_at.map(left),
-    }
 }
 
 fn parse_replica(report: wire::ReplicaReport) -> ReplicaChange {

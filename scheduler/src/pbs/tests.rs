@@ -31,7 +31,10 @@ fn with_walltime(walltime: &str) -> Result<Option<SystemTime>, &'static str> {
 
 #[test]
 fn a_pbs_job_ends_after_its_walltime_of_running() {
-    assert_eq!(read_qstat(QSTAT, "12.head"), Ok(JobReading { run: Some(2), ends_at: Some(at(STARTED + 5400)) }));
+    assert_eq!(
+        read_qstat(QSTAT, "12.head"),
+        Ok(JobReading { run: Some(2), ends_at: Some(at(STARTED + 5400)), queued: Some(Duration::from_secs(21)) })
+    );
     // Days have one or two digits in a field of two.
     let early = QSTAT.replace("Mon Nov 23 12:00:02 2026", "Sun Nov  1 12:00:02 2026");
     let days = 22 * 86_400;
@@ -76,7 +79,7 @@ fn a_pbs_walltime_is_parsed_in_every_form() {
 fn a_pbs_job_without_a_walltime_has_no_end() {
     let endless = QSTAT.replace("|Resource_List.walltime=01:30:00", "");
     assert_ne!(endless, QSTAT);
-    assert_eq!(read_qstat(&endless, "12.head"), Ok(JobReading { run: Some(2), ends_at: None }));
+    assert_eq!(read_qstat(&endless, "12.head"), Ok(JobReading { run: Some(2), ends_at: None, queued: Some(Duration::from_secs(21)) }));
 }
 
 #[test]

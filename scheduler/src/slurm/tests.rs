@@ -12,6 +12,8 @@ fn a_slurm_job_ends_at_a_second_or_never() {
     for endless in ["N/A", "NONE\n", "UNLIMITED", "INVALID", "Unknown\n"] {
         assert_eq!(read_end(endless), Ok(None), "{endless}");
     }
+    assert_eq!(read_job("1795435202|1795430000|1795430090\n").unwrap().queued, Some(Duration::from_secs(90)));
+    assert_eq!(read_job("N/A|1795430000|N/A\n").unwrap().queued, None);
     assert_eq!(read_end("\n"), Err("no job"));
     assert_eq!(read_end("2026-11-23T12:00:02\n"), Err("no time in seconds"));
     assert_eq!(read_end("99999999999999999999\n"), Err("no time in seconds"));

@@ -116,7 +116,7 @@ pub(crate) fn answer_id(prefix: &str, request_id: Option<&str>) -> String {
 
 /// Value of vLLM's `system_fingerprint`: its release and a hash of its configuration.
 fn fingerprint(args: &EngineArgs) -> String {
-    let hash = hash_text(&format!("{} {}", args.model, args.seed));
+    let hash = hash_text(&format!("{} {}", args.served_name(), args.seed));
     format!("vllm-{VLLM_VERSION}-{:08x}", hash >> 32)
 }
 

@@ -20,9 +20,9 @@ stime=$(LC_ALL=C date -d "@$started" '+%a %b %e %H:%M:%S %Y')
 echo "Job Id: $6$5job_state=R$5Resource_List.walltime=$walltime$5stime=$stime$5run_count=$run"
 "#;
 
-/// Stand-in for `squeue -h -j ID -o %e`, which obeys `SLURM_TIME_FORMAT`.
+/// Stand-in for `squeue -h -j ID -o %e|%V|%S`, which obeys `SLURM_TIME_FORMAT`.
 const SQUEUE: &str = r#"#!/bin/sh
-[ "$1 $2 $4 $5" = "-h -j -o %e" ] || exit 2
+[ "$1 $2 $4 $5" = "-h -j -o %e|%V|%S" ] || exit 2
 . "$0.job" || exit 1
 date -d "@$ends" "+$SLURM_TIME_FORMAT"
 "#;

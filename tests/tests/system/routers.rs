@@ -6,7 +6,9 @@ use std::time::Duration;
 use hostler_proto::agent::v1::attach_request::Message;
 use hostler_proto::agent::v1::attach_response::Message as ToAgent;
 use hostler_proto::agent::v1::directive::Order;
-use hostler_proto::agent::v1::{AttachRequest, AttachResponse, FrameBatch, Hello, Phase, ReplicaReport, ReplicaState, Report};
+use hostler_proto::agent::v1::{
+    AttachRequest, AttachResponse, Directive, FrameBatch, Hello, LoadWish, Phase, ReplicaReport, ReplicaState, Report,
+};
 use hostler_proto::{PROTOCOL, TICKET_KEY};
 use tonic::metadata::MetadataValue;
 use tonic::{Code, Request, Streaming};
@@ -167,4 +169,34 @@ async fn a_missing_report_makes_the_router_ask_for_a_snapshot() {
         sender.send(AttachRequest { message: Some(message) }).await.unwrap();
     }
     assert!(asks(next(&mut answers).await), "after the snapshot only the next gap asks again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn nodes_take_turns_in_reading_from_a_file_system() {
+    let fleet = Fleet::launch(Setup::agents(0).router(|router| router.max_loads = 1)).await;
+    let wish = |file_system: &str| Message::LoadWish(LoadWish { file_system: file_system.into(), holds: false });
+    let begin = async |node: &str| {
+        let Message::Hello(hello) = hello(PROTOCOL) else { panic!("no hello") };
+        let hello = Message::Hello(Hello { node: node.into(), ..hello });
+        let (sender, mut answers) = attach(fleet.routers[0].agents, [hello, report(0, true), wish("files:/m")]).await.unwrap();
+        let ToAgent::Welcome(welcome) = next(&mut answers).await else { panic!("no welcome") };
+        assert_eq!(welcome.max_loads, 1);
+        (sender, answers)
+    };
+    let turn = |message: ToAgent| match message {
+        ToAgent::Directive(Directive { order: Some(Order::LoadTurn(turn)), .. }) => (turn.granted, turn.ahead),
+        other => panic!("{other:?}"),
+    };
+    let (first, mut first_answers) = begin("a").await;
+    assert_eq!(turn(next(&mut first_answers).await), (true, 0));
+    let (second, mut second_answers) = begin("b").await;
+    assert_eq!(turn(next(&mut second_answers).await), (false, 0));
+    let (_third, mut third_answers) = begin("c").await;
+    assert_eq!(turn(next(&mut third_answers).await), (false, 1));
+    // The first has read; the second leaves in the middle of it.
+    first.send(AttachRequest { message: Some(wish("")) }).await.unwrap();
+    assert_eq!(turn(next(&mut second_answers).await), (true, 0));
+    assert_eq!(turn(next(&mut third_answers).await), (false, 0));
+    drop((second, second_answers));
+    assert_eq!(turn(next(&mut third_answers).await), (true, 0));
 }

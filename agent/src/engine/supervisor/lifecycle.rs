@@ -12,6 +12,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::Supervisor;
 use super::phases::{FailureState, PendingWork};
+use super::start::model_stages;
 use crate::cache;
 use crate::engine::diagnosis::{Diagnosis, EndCause, FailureKind, LifeEnd, diagnose, remedies};
 use crate::engine::engine_life::{EngineLife, KeeperReader, StartupLog};
@@ -113,9 +114,10 @@ impl Supervisor {
         self.last_epoch = epoch;
         self.life_count += 1;
         self.deps.log.begin_life(&format!("hostler: life {epoch} of this engine begins"));
+        let line = self.redirected_line();
         let line = match self.deps.spec.gang.as_ref().map(|gang| gang.start()) {
-            None => self.command_line().clone(),
-            Some(Ok(point)) => point.complete(self.command_line(), |name| std::env::var_os(name).is_some()),
+            None => line,
+            Some(Ok(point)) => point.complete(&line, |name| std::env::var_os(name).is_some()),
             Some(Err(error)) => {
                 self.failure =
                     FailureState::Suspected(EndCause::NotStarted(format!("the parts of the engine have no place to meet: {error}")));
@@ -315,7 +317,7 @@ impl Supervisor {
             self.failure = FailureState::Diagnosed(diagnosis);
         }
         self.has_last_life_served = self.life.as_ref().is_some_and(|life| life.ready_in.is_some());
-        self.life = None;
+        (self.life, self.turn) = (None, None);
         remove_life_files(&self.deps.spec.directory);
     }
 
@@ -358,8 +360,9 @@ impl Supervisor {
     ///
     /// Following begins before requests arrive, so that everything stored from now on is known.
     pub(super) fn follow_cache(&mut self, models: Vec<ModelCard>) {
+        let models = self.restore_cards(models);
         let Some(life) = &mut self.life else { return };
-        life.models = models.into();
+        life.models = models;
         let Some(writer) = life.cache.take() else { return };
         let (connected, joining) = oneshot::channel();
         let (source, index) = (self.deps.spec.cache.clone(), self.deps.spec.index);
@@ -379,7 +382,9 @@ impl Supervisor {
         // An adopted engine was usually ready long before.
         let took = self.last_start_duration.filter(|_| life.is_adopted).unwrap_or_else(|| life.spawned.elapsed());
         life.ready_in = Some(took);
-        let start = PastStart { origin: life.origin, stages: life.log_parser.lock().stages(took) };
+        let stages = model_stages(&self.model).chain(life.log_parser.lock().stages(took)).collect();
+        let start = PastStart { origin: life.origin, stages };
+        self.turn = None;
         life.start = (!life.is_adopted).then(|| Arc::new(start));
         self.last_start_duration = Some(took);
         self.failure = FailureState::None;

@@ -10,9 +10,19 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::engine::diagnosis::{Diagnosis, EndCause, diagnose_decision};
 use crate::engine::start_order::StartPermit;
+use crate::load_turns::Turn;
+use crate::stage::PreparedModel;
+
+/// What an engine has that may start.
+pub(super) struct StartGrant {
+    pub(super) permit: StartPermit,
+    pub(super) model: PreparedModel,
+    /// Turn to read the model where it lies.
+    pub(super) turn: Option<Turn>,
+}
 
 /// Permit to start, or the obstacle.
-pub(super) type StartDecision = Result<StartPermit, Diagnosis>;
+pub(super) type StartDecision = Result<StartGrant, Diagnosis>;
 
 /// Progress of an engine towards a start.
 #[derive(Default)]

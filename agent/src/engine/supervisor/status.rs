@@ -23,6 +23,9 @@ impl Supervisor {
         if warm && let StartWait::Holding(permit) = &self.start_wait {
             permit.mark_cache_warm();
         }
+        if self.life.as_ref().is_some_and(|life| life.ready_in.is_some() || life.log_parser.lock().has_weights()) {
+            self.turn = None;
+        }
         let reason = (self.machine.state() == EngineState::Waiting).then(|| self.state_reason());
         self.publish(reason);
         None
@@ -37,8 +40,9 @@ impl Supervisor {
         match self.machine.state() {
             EngineState::Waiting => {
                 let blocked_by = self.deps.spec.start_order.blocked_by(self.deps.spec.index);
-                let waits_for = || self.deps.spec.gang.as_ref()?.waits_for();
-                blocked_by.or_else(waits_for).unwrap_or_else(|| "about to start".to_owned())
+                let stage = || self.deps.spec.stage.as_ref()?.waits_for();
+                let members = || self.deps.spec.gang.as_ref()?.waits_for();
+                blocked_by.or_else(stage).or_else(members).unwrap_or_else(|| "about to start".to_owned())
             }
             EngineState::Quarantined | EngineState::Killing { then: AfterExit::Quarantine } => self.quarantine_reason(),
             EngineState::Stopped if self.machine.is_quarantined() => format!("the engine was asked to stop; {}", self.quarantine_reason()),

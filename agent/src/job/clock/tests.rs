@@ -10,7 +10,7 @@ fn now() -> (Instant, SystemTime) {
 }
 
 fn reading(ends: SystemTime) -> JobReading {
-    JobReading { run: Some(2), ends_at: Some(ends) }
+    JobReading { run: Some(2), ends_at: Some(ends), queued: None }
 }
 
 #[test]
@@ -18,9 +18,9 @@ fn an_agent_leaves_early_enough_before_its_jobs_end() {
     let now = now();
     let facts = JobFacts::of(reading(now.1 + Duration::from_secs(3600)), 1, now, TIME_TO_LEAVE);
     let at = |seconds| Some(now.0 + Duration::from_secs(seconds));
-    assert_eq!(facts, JobFacts { run: 2, ends_at: at(3600), leaves_at: at(3560) });
-    let endless = JobFacts::of(JobReading { run: None, ends_at: None }, 3, now, TIME_TO_LEAVE);
-    assert_eq!(endless, JobFacts { run: 3, ends_at: None, leaves_at: None });
+    assert_eq!(facts, JobFacts { run: 2, ends_at: at(3600), leaves_at: at(3560), queued: None });
+    let endless = JobFacts::of(JobReading { run: None, ends_at: None, queued: None }, 3, now, TIME_TO_LEAVE);
+    assert_eq!(endless, JobFacts { run: 3, ends_at: None, leaves_at: None, queued: None });
 }
 
 #[test]
@@ -55,7 +55,7 @@ fn an_agent_serves_for_three_quarters_of_a_short_job() {
 /// Clock of a job that was never read. Its scheduler's commands do not exist, so it never will be.
 fn clock() -> JobClock {
     let job = Job::detect(|name| (name == "PBS_JOBID").then(|| "12.head".to_owned())).unwrap();
-    let facts = JobFacts { run: 1, ends_at: None, leaves_at: None };
+    let facts = JobFacts { run: 1, ends_at: None, leaves_at: None, queued: None };
     JobClock {
         job,
         grace: TIME_TO_LEAVE,
@@ -77,7 +77,7 @@ async fn a_failed_reading_keeps_the_last_known_job_end() {
     clock.take(late());
     clock.take(late());
     assert_eq!(*clock.facts().borrow(), known);
-    clock.take(Ok(JobReading { run: Some(2), ends_at: None }));
+    clock.take(Ok(JobReading { run: Some(2), ends_at: None, queued: None }));
     assert_eq!(clock.facts().borrow().ends_at, None, "an operator has lifted the limit");
 }
 
@@ -103,9 +103,9 @@ async fn an_agent_keeps_the_first_run_number_that_it_read() {
     let run = || clock.facts().borrow().run;
     clock.take(Err(CommandError::Late { program: "/bin/qstat".into(), deadline: TIME_TO_LEAVE }));
     assert_eq!(run(), 1);
-    clock.take(Ok(JobReading { run: Some(2), ends_at: None }));
+    clock.take(Ok(JobReading { run: Some(2), ends_at: None, queued: None }));
     assert_eq!(run(), 2);
-    clock.take(Ok(JobReading { run: Some(3), ends_at: Some(SystemTime::now() + Duration::from_secs(3600)) }));
+    clock.take(Ok(JobReading { run: Some(3), ends_at: Some(SystemTime::now() + Duration::from_secs(3600)), queued: None }));
     assert_eq!(run(), 2, "the next run has an agent of its own");
 }
 
@@ -114,7 +114,7 @@ async fn the_clock_says_when_to_leave() {
     let clock = clock();
     let begun = Instant::now();
     let leaves_at = Some(begun + Duration::from_secs(20));
-    clock.facts.send_replace(JobFacts { run: 1, ends_at: leaves_at.map(|leaves_at| leaves_at + TIME_TO_LEAVE), leaves_at });
+    clock.facts.send_replace(JobFacts { run: 1, ends_at: leaves_at.map(|leaves_at| leaves_at + TIME_TO_LEAVE), leaves_at, queued: None });
     clock.wait_to_leave(Duration::from_secs(60)).await;
     assert_eq!(begun.elapsed().as_secs(), 20);
 }

@@ -102,7 +102,7 @@ impl Known {
                 }
             }
             ToRouter::File(part) => self.parts.push(part),
-            ToRouter::Hello(_) | ToRouter::Answer(_) => {}
+            ToRouter::Hello(_) | ToRouter::Answer(_) | ToRouter::LoadWish(_) => {}
         }
     }
 }
@@ -153,6 +153,7 @@ impl Fixture {
             requests: TaskTracker::new(),
             attached_routers: tokio::sync::watch::Sender::default(),
             attachments: Arc::default(),
+            load_turns: Arc::default(),
         };
         let state = uplink.state.clone();
         tracker.spawn({
@@ -230,6 +231,7 @@ fn spec(directory: &tempfile::TempDir) -> EngineSpec {
         gpu_availability: None,
         fallback: None,
         start_order: Arc::new(StartOrder::unordered()),
+        stage: None,
         warm_starts: None,
         gang: None,
         may_fork: true,

@@ -26,6 +26,7 @@ fn entry(ready: u32, jobs: Vec<JobStatus>) -> EntryStatus {
         limited: None,
         budget: None,
         refusal: String::new(),
+        cold_start: std::collections::BTreeMap::new(),
     }
 }
 

@@ -17,6 +17,7 @@ fn healthy() -> HostFacts {
         engine: InstalledEngine::Vllm("/soft/vllm/bin/vllm".into()),
         model: Some(Ok(None)),
         run_dir: Ok("/tmp/hostler-1000".into()),
+        stage: None,
         router_socket: "/run/user/1000/hostler/router-65535.sock".into(),
         gpus: None,
     }
@@ -206,4 +207,12 @@ fn what_keeps_an_image_from_running_is_a_problem() {
     insta::assert_snapshot!(unlike_healthy(&HostFacts { engine, ..healthy() }), @r"
     ok       engine     jobs find vLLM 0.32.0 in vllm.sif, which /usr/bin/apptainer runs
     ");
+}
+
+#[test]
+fn a_job_is_told_where_models_are_copied() {
+    let staged = HostFacts { stage: Some(Ok("models are copied to /local/scratch, by agent.stage".into())), ..healthy() };
+    insta::assert_snapshot!(unlike_healthy(&staged), @"ok       stage      models are copied to /local/scratch, by agent.stage");
+    let none = HostFacts { stage: Some(Err("no node-local place takes it".into())), ..healthy() };
+    insta::assert_snapshot!(unlike_healthy(&none), @"note     stage      no node-local place takes it");
 }

@@ -103,6 +103,7 @@ impl Scene {
             node: NodeState::NotAttached,
             in_flight: 0,
             served: 0,
+            start_parts: Vec::new(),
         });
     }
 

@@ -102,3 +102,20 @@ fn decisions_do_not_depend_on_the_order_of_jobs() {
     let now = at(scene.now);
     assert_eq!(decide(&scene.entry, &forward, &scene.memory, now), decide(&scene.entry, &backward, &scene.memory, now));
 }
+
+#[test]
+fn the_parts_of_cold_starts_are_learned_and_kept() {
+    let mut scene = Scene::fixed(1);
+    scene.step();
+    scene.queue("j1");
+    scene.pass(MINUTE);
+    scene.start("j1");
+    scene.pass(MINUTE);
+    let seconds = Duration::from_secs;
+    let job = scene.job("j1");
+    (job.node, job.start_parts) = (NodeState::Ready, vec![("stage".to_owned(), seconds(40)), ("load".to_owned(), seconds(9))]);
+    scene.pass(MINUTE);
+    scene.memory = serde_json::from_str(&serde_json::to_string(&scene.memory).unwrap()).unwrap();
+    let learned: Vec<_> = scene.memory.learned_parts().collect();
+    assert_eq!(learned, [("load", seconds(9)), ("stage", seconds(40))]);
+}

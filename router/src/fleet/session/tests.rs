@@ -1,5 +1,6 @@
 use super::bounds::*;
 use super::*;
+use crate::fleet::job::Scheduler;
 
 #[test]
 fn an_agents_figures_are_clamped_to_what_replicas_can_have() {
