@@ -157,7 +157,7 @@ impl Dispatch {
             let (replica, attempt) = self.attempt_with_failover(bound, context).await?;
             let end = attempt_end(&attempt, &replica, crash_watch);
             let step = attempts.policy.end_attempt(end);
-            if end == AttemptEnd::Full && self.may_take_later(&replica, prompt.sequences(), attempts).await {
+            if end == AttemptEnd::Full && self.may_take_later(&replica, &prompt, attempts).await {
                 attempts.reopen(&replica);
             } else if step == NextStep::TryAgain && end != AttemptEnd::Failed {
                 self.fleet.view().avoid(&replica, Instant::now());
@@ -183,15 +183,15 @@ impl Dispatch {
         }
     }
 
-    /// Whether an engine that has refused a request of so many sequences may take it later, because
-    /// others fill it.
+    /// Whether an engine that has refused a request may take it later, because others fill it.
     ///
     /// Another router may have sent those a moment ago, as while it gives its place to this one.
-    async fn may_take_later(&self, replica: &Replica, sequences: u32, attempts: &mut Attempts) -> bool {
-        if self.learn_sequence_limit(replica, sequences) {
+    async fn may_take_later(&self, replica: &Replica, prompt: &Prompt, attempts: &mut Attempts) -> bool {
+        if self.learn_sequence_limit(replica, prompt.sequences()) {
             return true;
         }
-        let may_await = attempts.may_await_report();
+        let has_others = self.fleet.view().eligible(prompt.model(), &attempts.tried).next().is_some();
+        let may_await = !has_others && attempts.may_await_report();
         if may_await {
             sleep(REPORT_WAIT).await;
         }
