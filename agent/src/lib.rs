@@ -56,7 +56,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 pub use checks::{check_model, check_run_dir, check_spread, current_job_id, current_job_name, find_gpus};
-pub use config::{AgentConfig, EngineKind, FrontEnd, IfAgentDies, IfEnginesFail, Profile};
+pub use config::{AgentConfig, EngineKind, FrontEnd, HostCacheSetting, IfAgentDies, IfEnginesFail, Profile};
 use engine::Engine;
 use gang::{GangPlace, GangSettingsError};
 pub use gpu::Gpu;
