@@ -1,10 +1,14 @@
 //! The agent's settings: one field each, documented here and nowhere else.
 
+mod host_cache;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+pub use self::host_cache::HostCacheSetting;
 
 /// See `AgentConfig::probe_interval`.
 const PROBE_INTERVAL: Duration = Duration::from_millis(50);
@@ -224,6 +228,12 @@ pub struct AgentConfig {
     /// it off before vLLM 0.20 for a model with sliding-window attention: those releases give up
     /// their hybrid cache manager, and with it memory, while events are on.
     pub kv_events: bool,
+    /// Host memory of each node for copies of what its engines have cached: `off`, `auto`, or a size
+    /// such as `64GiB`, in equal parts for the engines. They load from it what has left their GPUs,
+    /// where that is larger than the GPUs' own cache. `auto` takes half of the memory that the host,
+    /// the job or the container has, and leaves 16 GiB at least; give a size on a host that others
+    /// use too. See `docs/kv_tiers.md`.
+    pub host_cache: HostCacheSetting,
     /// What becomes of the engines when this agent is killed: `kill`, `keep`, or `auto`, which is
     /// `keep` as a systemd service and `kill` otherwise. It holds at once for engines that an agent
     /// before it has kept.
@@ -329,6 +339,7 @@ impl Default for AgentConfig {
             log_dir: PathBuf::new(),
             agent_admin: String::new(),
             kv_events: true,
+            host_cache: HostCacheSetting::Off,
             if_agent_dies: IfAgentDies::Auto,
             takeover_timeout: Duration::from_secs(10 * 60),
             stall_timeout: Duration::from_secs(10),

@@ -62,7 +62,7 @@ use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 pub use checks::{
     VllmInImage, check_model, check_run_dir, check_spread, container_runtimes, current_job_id, current_job_name, find_gpus, try_image,
 };
-pub use config::{AgentConfig, EngineKind, FrontEnd, IfAgentDies, IfEnginesFail, Profile};
+pub use config::{AgentConfig, EngineKind, FrontEnd, HostCacheSetting, IfAgentDies, IfEnginesFail, Profile};
 use engine::Engine;
 use gang::{GangPlace, GangSettingsError};
 pub use gpu::Gpu;

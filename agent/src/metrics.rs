@@ -122,7 +122,7 @@ const ENGINES: FigureTable<Replica> = FigureTable {
         counter("agent_cache_malformed", "Messages about cached blocks that could not be read.", |replica| cache(replica).malformed.into()),
         counter(
             "agent_cache_ignored",
-            "Events about other memory than the GPU's, or about other groups of layers than the one that is followed.",
+            "Events about other memory than the GPU's and the host's, or about other groups of layers than the one that is followed.",
             |replica| cache(replica).ignored.into(),
         ),
     ],

@@ -174,6 +174,8 @@ impl Agent {
             gpus: plan.gpus.clone(),
             has_nvlink_mesh: self.plan.share(plan).is_none_or(|share| !share.over_pcie),
             weights_bytes: self.plan.model.facts().map(|facts| facts.weight_bytes),
+            kv_token_bytes: self.plan.share(plan).and_then(|share| Some(share.memory.as_ref()?.token_bytes())).unwrap_or(0),
+            host_kv_tokens: self.plan.host_share(plan).map_or(0, |share| share.tokens),
             arguments,
         }
     }

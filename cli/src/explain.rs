@@ -119,13 +119,13 @@ fn headline(decision: &Decision) -> Vec<String> {
 }
 
 fn total(scored: &Scored) -> f64 {
-    let Terms { queue, prefill, steps, memory, congestion, decode } = scored.terms.unwrap_or_default();
-    queue + prefill + steps + memory + congestion + decode
+    let Terms { queue, prefill, load, steps, memory, congestion, decode } = scored.terms.unwrap_or_default();
+    queue + prefill + load + steps + memory + congestion + decode
 }
 
 fn first_token(scored: &Scored) -> f64 {
-    let Terms { queue, prefill, steps, memory, .. } = scored.terms.unwrap_or_default();
-    queue + prefill + steps + memory
+    let Terms { queue, prefill, load, steps, memory, .. } = scored.terms.unwrap_or_default();
+    queue + prefill + load + steps + memory
 }
 
 fn mark(is_chosen: bool) -> String {
@@ -134,8 +134,8 @@ fn mark(is_chosen: bool) -> String {
 
 /// Costs in milliseconds, and the figures behind them.
 fn costs(order: &[(usize, &Scored)], is_chosen: impl Fn(usize) -> bool) -> Vec<String> {
-    let mut sides = [Side::Right; 15];
-    (sides[0], sides[1], sides[14]) = (Side::Left, Side::Left, Side::Left);
+    let mut sides = [Side::Right; 16];
+    (sides[0], sides[1], sides[15]) = (Side::Left, Side::Left, Side::Left);
     let mut rows = vec![
         [
             "",
@@ -143,6 +143,7 @@ fn costs(order: &[(usize, &Scored)], is_chosen: impl Fn(usize) -> bool) -> Vec<S
             "COST ms",
             "QUEUE",
             "PREFILL",
+            "LOAD",
             "STEPS",
             "MEMORY",
             "CONGESTION",
@@ -165,11 +166,12 @@ fn costs(order: &[(usize, &Scored)], is_chosen: impl Fn(usize) -> bool) -> Vec<S
             cost(total(scored)),
             cost(terms.queue),
             cost(terms.prefill),
+            cost(terms.load),
             cost(terms.steps),
             cost(terms.memory),
             cost(terms.congestion),
             cost(terms.decode),
-            scored.matched.to_string(),
+            matched_words(scored),
             scored.uncached.to_string(),
             scored.in_flight.to_string(),
             scored.pending.to_string(),
@@ -178,6 +180,14 @@ fn costs(order: &[(usize, &Scored)], is_chosen: impl Fn(usize) -> bool) -> Vec<S
         ]);
     }
     table(sides, &rows)
+}
+
+/// Matched tokens, and those among them that are in the host's memory.
+fn matched_words(scored: &Scored) -> String {
+    match scored.loaded {
+        0 => scored.matched.to_string(),
+        loaded => format!("{} ({loaded} on host)", scored.matched),
+    }
 }
 
 /// Remark that speaks against a candidate, whatever it costs.
@@ -243,7 +253,7 @@ fn outcome(decision: &Decision, chosen: &Scored) -> Vec<String> {
     let rows = [
         ["", "PREDICTED", "ACTUAL"].map(String::from),
         ["first token".into(), format!("{:.2} ms", milliseconds(first_token(chosen))), came],
-        ["cached tokens".into(), format!("{} of {}", chosen.matched, decision.tokens), cached],
+        ["cached tokens".into(), format!("{} of {}", matched_words(chosen), decision.tokens), cached],
     ];
     let mut lines = table([Side::Left; 3], &rows);
     lines.extend(end_words(decision));

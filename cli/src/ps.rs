@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::Args;
 use hostler_proto::agent::v1::{Failure, Gpu, Job, Member};
-use hostler_proto::fleet::v1::{FleetEvent, FleetFinding, GoneJob, ListResponse, Node, PastRequest, Replica};
+use hostler_proto::fleet::v1::{Cache, FleetEvent, FleetFinding, GoneJob, ListResponse, Node, PastRequest, Replica};
 use serde_json::{Value, json};
 
 use self::cold_start::cold_start_line;
@@ -89,7 +89,7 @@ fn lines(nodes: &[Node]) -> Vec<String> {
             engine.running.to_string(),
             engine.waiting.to_string(),
             format!("{:.0}%", engine.kv_use * 100.0),
-            if cache.exact { format!("exact {}", cache.blocks) } else { "text".into() },
+            cache_cell(cache),
             load.served.to_string(),
             state.restarts.to_string(),
             replica.engine_words(),
@@ -143,6 +143,15 @@ fn job_cell(job: &Job) -> String {
 /// The job, with the run if that is not the first.
 pub(crate) fn run_words(job: &Job) -> String {
     if job.run > 1 { format!("{} run {}", job.id, job.run) } else { job.id.clone() }
+}
+
+/// Blocks that are known to be cached, on the GPU and in the host's memory.
+fn cache_cell(cache: &Cache) -> String {
+    match (cache.exact, cache.host_blocks) {
+        (false, _) => "text".into(),
+        (true, 0) => format!("exact {}", cache.blocks),
+        (true, host) => format!("exact {} + {host} on host", cache.blocks),
+    }
 }
 
 /// Remark for facts that no column shows.

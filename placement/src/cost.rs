@@ -95,6 +95,21 @@ const FINISH_MARGIN_SECONDS: f64 = 1.0;
 /// Above this share of the KV cache, the next sequence probably preempts a running one.
 const FULL_KV_USE: f64 = 0.97;
 
+/// Bytes that a GPU reads from its host's memory in a second: 34 to 37 GB/s were seen on an H100
+/// over PCIe 5, in transfers of the engine's own size.
+const HOST_BYTES_PER_SECOND: f64 = 30e9;
+
+/// Bytes of a token's keys and values if they are not known: 32 layers, eight heads of 128, 16 bits.
+const DEFAULT_TOKEN_BYTES: u64 = 128 << 10;
+
+/// Seconds to load one token of so many bytes on each GPU from the host's memory; 0 bytes are
+/// unknown. Every GPU has its own link.
+#[must_use]
+pub fn load_seconds_per_token(bytes: u64) -> f64 {
+    let bytes = if bytes == 0 { DEFAULT_TOKEN_BYTES } else { bytes };
+    bytes as f64 / HOST_BYTES_PER_SECOND
+}
+
 /// Chooses the cheapest replica that is not doubtful and is expected to finish even a long answer
 /// before it leaves, with the reasons.
 ///
@@ -276,7 +291,9 @@ impl<'a> CostModel<'a> {
             queue: clamp_seconds(rates.prefill * candidate.pending as f64 * slowness).max(candidate.overdue.min(MAX_SECONDS)),
             prefill: clamp_seconds(rates.prefill_seconds(uncached, matched) * slowness),
             steps: clamp_seconds(steps as f64 * step),
-            memory: clamp_seconds(self.waiting_steps(candidate, uncached) * step),
+            load: clamp_seconds(candidate.load_rate * f64::from(candidate.loaded.min(matched))),
+            // Loaded tokens need memory like computed ones.
+            memory: clamp_seconds(self.waiting_steps(candidate, uncached.saturating_add(candidate.loaded)) * step),
             congestion: self.congestion(matched, uncached),
             decode: clamp_seconds(DECODE_SHARE * self.output * (step + f64::from(candidate.in_flight) * slowdown)),
         }
@@ -330,8 +347,8 @@ impl<'a> CostModel<'a> {
     }
 
     /// Steps until the engine has memory, and a place, for this request.
-    fn waiting_steps(&self, candidate: &Candidate, uncached: u32) -> f64 {
-        let memory = self.memory_steps(candidate, uncached);
+    fn waiting_steps(&self, candidate: &Candidate, new: u32) -> f64 {
+        let memory = self.memory_steps(candidate, new);
         // Most engines have a place, and every placement prices every replica.
         match excess_sequences(candidate) {
             0 => memory,
@@ -340,10 +357,10 @@ impl<'a> CostModel<'a> {
     }
 
     /// Steps until a running sequence has freed enough memory.
-    fn memory_steps(&self, candidate: &Candidate, uncached: u32) -> f64 {
+    fn memory_steps(&self, candidate: &Candidate, new: u32) -> f64 {
         let (capacity, context) = (candidate.capacity as f64, candidate.context as f64);
         let held = if candidate.kv_use > 0.0 { context.min(candidate.kv_use * capacity) } else { context };
-        let excess = held + f64::from(uncached) + self.output - capacity;
+        let excess = held + f64::from(new) + self.output - capacity;
         if candidate.capacity == 0 || excess <= 0.0 {
             return 0.0;
         }

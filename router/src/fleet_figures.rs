@@ -269,6 +269,9 @@ const REPLICAS: FigureTable<Replica> = FigureTable {
         gauge("replica_cached_blocks", "KV blocks that the affinity index has for it.", |replica| {
             replica.cache.stats.blocks.load(Ordering::Relaxed).into()
         }),
+        gauge("replica_host_cached_blocks", "KV blocks in its host's memory that the affinity index has for it.", |replica| {
+            replica.host_cache.stats.blocks.load(Ordering::Relaxed).into()
+        }),
         counter("replica_cache_resyncs", "How often its whole cache was asked for because the index differed from it.", |replica| {
             replica.cache.stats.resyncs.load(Ordering::Relaxed).into()
         }),

@@ -20,9 +20,7 @@ use crate::sse::TokenUsage;
 pub struct RouterMetrics {
     answers: [Counter; AnswerOutcome::COUNT],
     placements: [Counter; CacheLevel::COUNT],
-    predicted_cached: [Counter; CacheLevel::COUNT],
-    actual_cached: [Counter; CacheLevel::COUNT],
-    cached_error: Histogram,
+    cached_tokens: CachedTokenMetrics,
     first_token: Histogram,
     first_token_ratio: Histogram,
     queue_time: Histogram,
@@ -45,6 +43,39 @@ pub struct RouterMetrics {
     resumption_reasons: [Counter; LossCause::COUNT],
     resumption_pause: Histogram,
     batches: BatchMetrics,
+}
+
+/// Prompt tokens whose computation was saved, as predicted and as engines said.
+#[derive(Debug)]
+struct CachedTokenMetrics {
+    predicted: [Counter; CacheLevel::COUNT],
+    loaded: Counter,
+    actual: [Counter; CacheLevel::COUNT],
+    error: Histogram,
+}
+
+impl CachedTokenMetrics {
+    fn register(page: &mut MetricRegistry, levels: [&'static str; CacheLevel::COUNT]) -> Self {
+        Self {
+            predicted: page.register_counters(
+                "predicted_cached_tokens",
+                "level",
+                "Prompt tokens predicted to be cached, of answers whose engine said how many were.",
+                levels,
+            ),
+            loaded: page.register(
+                "predicted_loaded_tokens",
+                "Those among them that were expected to come from the host's memory. Engines say only the sum.",
+                Counter::default(),
+            ),
+            actual: page.register_counters("actual_cached_tokens", "level", "Prompt tokens that engines said were cached.", levels),
+            error: page.register(
+                "cached_tokens_error",
+                "By how many tokens the cached part of a prompt was predicted wrongly, where the cache was known exactly.",
+                Histogram::new([0.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0]),
+            ),
+        }
+    }
 }
 
 /// Figures of the Batch API.
@@ -109,18 +140,7 @@ impl RouterMetrics {
                 names::<AnswerOutcome, _>(),
             ),
             placements: page.register_counters("placements", "level", "Requests sent to a replica, by how its cache was known.", levels),
-            predicted_cached: page.register_counters(
-                "predicted_cached_tokens",
-                "level",
-                "Prompt tokens predicted to be cached, of answers whose engine said how many were.",
-                levels,
-            ),
-            actual_cached: page.register_counters("actual_cached_tokens", "level", "Prompt tokens that engines said were cached.", levels),
-            cached_error: page.register(
-                "cached_tokens_error",
-                "By how many tokens the cached part of a prompt was predicted wrongly, where the cache was known exactly.",
-                Histogram::new([0.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0]),
-            ),
+            cached_tokens: CachedTokenMetrics::register(page, levels),
             first_token: page.register("first_token_seconds", "From a stream's dispatch to its first token.", seconds()),
             first_token_ratio: page.register(
                 "first_token_ratio",
@@ -233,11 +253,15 @@ impl RouterMetrics {
         self.first_token_ratio.observe(took / predicted.max(1e-6));
     }
 
-    pub fn record_cached_tokens(&self, level: CacheLevel, predicted: u32, actual: u32) {
-        self.predicted_cached[level as usize].inc_by(predicted.into());
-        self.actual_cached[level as usize].inc_by(actual.into());
+    /// Records the tokens that an engine said were cached. `loaded` of the predicted ones were to
+    /// come from the host's memory.
+    pub fn record_cached_tokens(&self, level: CacheLevel, (predicted, loaded): (u32, u32), actual: u32) {
+        let metrics = &self.cached_tokens;
+        metrics.predicted[level as usize].inc_by(predicted.into());
+        metrics.loaded.inc_by(loaded.into());
+        metrics.actual[level as usize].inc_by(actual.into());
         if level == CacheLevel::Exact {
-            self.cached_error.observe(predicted.abs_diff(actual).into());
+            metrics.error.observe(predicted.abs_diff(actual).into());
         }
     }
 

@@ -336,6 +336,7 @@ fn cache(replica: &crate::fleet::Replica, placer: &Placer) -> Cache {
     Cache {
         exact: replica.cache.slot.is_some() && replica.state.exact_cache.is_some() && (standing.is_proved() || is_rendering),
         blocks: figures.blocks.load(Ordering::Relaxed),
+        host_blocks: replica.host_cache.stats.blocks.load(Ordering::Relaxed),
         matches: figures.matches.load(Ordering::Relaxed),
         resyncs: figures.resyncs.load(Ordering::Relaxed),
         distrusted: figures.distrusted.load(Ordering::Relaxed),
@@ -388,12 +389,14 @@ pub(crate) fn decision_message(record: &PlacementDecision) -> Decision {
 }
 
 fn scored(scored: &cost::Scored, name: &str, age: f32) -> Scored {
-    let cost::Terms { queue, prefill, steps, memory, congestion, decode } = scored.terms;
+    let cost::Terms { queue, prefill, load, steps, memory, congestion, decode } = scored.terms;
     let candidate = &scored.candidate;
     Scored {
         replica: name.to_owned(),
         matched: candidate.matched,
         uncached: scored.uncached,
+        loaded: candidate.loaded,
+        load_rate: candidate.load_rate,
         in_flight: candidate.in_flight,
         pending: candidate.pending,
         context: candidate.context,
@@ -404,7 +407,7 @@ fn scored(scored: &cost::Scored, name: &str, age: f32) -> Scored {
         doubtful: candidate.doubtful,
         age: age.into(),
         rates: Some(rates(&candidate.rates)),
-        terms: Some(Terms { queue, prefill, steps, memory, congestion, decode }),
+        terms: Some(Terms { queue, prefill, load, steps, memory, congestion, decode }),
         time_left: Some(candidate.time_left).filter(|left| left.is_finite()),
         finish: scored.finish,
     }

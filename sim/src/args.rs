@@ -9,6 +9,7 @@ use std::time::Duration;
 use clap::Parser;
 
 use crate::cross_origin::AllowedOrigins;
+use crate::scheduler::Step;
 
 /// Arguments of one simulated engine.
 #[derive(Clone, Debug, clap::Args)]
@@ -141,6 +142,13 @@ pub struct EngineArgs {
     /// Time that each generating sequence adds to a step, in microseconds.
     #[arg(long, default_value_t = 10.0)]
     pub sim_decode_us: f64,
+    /// KV blocks of copies in the host's memory, as vLLM's OffloadingConnector keeps them; default:
+    /// none.
+    #[arg(long, default_value_t = 0)]
+    pub sim_host_blocks: usize,
+    /// Time that each prompt token loaded from there adds to a step, in microseconds.
+    #[arg(long, default_value_t = 4.0)]
+    pub sim_load_us: f64,
     /// Time from start to ready, in milliseconds.
     #[arg(long, default_value_t = 300)]
     pub sim_start_ms: u64,
@@ -218,9 +226,11 @@ impl EngineArgs {
     }
 
     /// Time of a step with this much work, before any fault slows it.
-    pub(crate) fn step_time(&self, prefill_tokens: usize, decodes: usize) -> Duration {
+    pub(crate) fn step_time(&self, Step { prefill_tokens, loaded_tokens, decodes }: Step) -> Duration {
         #[expect(clippy::cast_precision_loss, reason = "token counts are far below 2^52")]
-        let micros = self.sim_step_ms * 1000.0 + self.sim_prefill_us * prefill_tokens as f64 + self.sim_decode_us * decodes as f64;
+        let [prefill, load, decode] =
+            [self.sim_prefill_us * prefill_tokens as f64, self.sim_load_us * loaded_tokens as f64, self.sim_decode_us * decodes as f64];
+        let micros = self.sim_step_ms * 1000.0 + prefill + load + decode;
         Duration::from_secs_f64(micros.max(0.0) / 1e6)
     }
 }

@@ -12,6 +12,7 @@ mod cross_origin;
 mod engine;
 mod error;
 mod faults;
+mod host_tier;
 mod kv_events;
 mod mailbox;
 mod metrics;

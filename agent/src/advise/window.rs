@@ -53,6 +53,10 @@ pub struct EngineSetup {
     /// Every pair of the engine's GPUs is connected over NVLink.
     pub has_nvlink_mesh: bool,
     pub weights_bytes: Option<u64>,
+    /// Bytes of one token's keys and values on each GPU; 0 if unknown.
+    pub kv_token_bytes: u64,
+    /// Tokens that the engine's copies in the host's memory hold; 0 if it keeps none.
+    pub host_kv_tokens: u64,
     pub arguments: Vec<String>,
 }
 

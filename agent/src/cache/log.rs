@@ -1,22 +1,18 @@
 //! Log of the blocks that an engine has cached, read by sessions with routers.
 //!
-//! A reader gets everything once, then only changes. One subscriber writes; each reader has its own
+//! A reader of a tier gets everything once, then only changes. One subscriber writes; each reader has its own
 //! cursor and never holds up the writer or another reader.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use hostler_placement::block_keys::BlockKey;
 use parking_lot::Mutex;
-use rustc_hash::FxHashMap;
 use tokio::sync::watch;
 
+use super::change_log::ChangeLog;
 use super::kv_event::KvEvent;
-use super::mirror::{BlockMirror, CacheDigest, Change, Effects};
-use super::{CacheCounters, CacheStatus};
-
-/// Changes kept for readers, 16 bytes each. A reader that is further behind reads everything again.
-const MAX_CHANGES: usize = 64 * 1024;
+use super::mirror::{BlockMirror, CacheDigest, Effects};
+use super::{CacheCounters, CacheStatus, CacheTier};
 
 /// Blocks that one replica's engine has cached, over all its lives.
 #[derive(Debug)]
@@ -36,22 +32,17 @@ struct Inner {
     /// placed, so the mirror stays incomplete until the engine clears its cache.
     is_incomplete: bool,
     mirror: BlockMirror,
-    /// The latest changes, oldest first.
-    changes: VecDeque<(BlockKey, ChangeKind)>,
-    /// Number of the first change, counted from the beginning of the log and never reset.
-    first_number: u64,
+    /// Changes of the GPU's tier.
+    gpu: ChangeLog,
+    /// Changes of the host's tier.
+    host: ChangeLog,
     counters: CacheCounters,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum ChangeKind {
-    Stored,
-    Removed,
-}
-
-/// Position of one reader. A new reader reads everything first.
+/// Position of one reader of a tier. A new reader reads everything first.
 #[derive(Debug, Default)]
 pub struct Cursor {
+    tier: CacheTier,
     position: Option<LogPosition>,
     /// Part of a snapshot that was not read yet.
     snapshot: Option<Snapshot>,
@@ -86,13 +77,21 @@ pub struct CacheDelta {
 }
 
 impl Cursor {
+    pub(crate) fn of(tier: CacheTier) -> Self {
+        Self { tier, ..Self::default() }
+    }
+
+    pub(crate) fn tier(&self) -> CacheTier {
+        self.tier
+    }
+
     pub fn reset(&mut self) {
-        *self = Self::default();
+        *self = Self::of(self.tier);
     }
 
     /// Whether the log's changes continue what this cursor has read.
     fn is_current(&self, inner: &Inner) -> bool {
-        self.position.is_some_and(|place| place.epoch == inner.epoch && place.next >= inner.first_number)
+        self.position.is_some_and(|place| place.epoch == inner.epoch && inner.changes(self.tier).reaches(place.next))
     }
 }
 
@@ -103,8 +102,8 @@ impl Default for CacheLog {
             is_alive: false,
             is_incomplete: false,
             mirror: BlockMirror::new(),
-            changes: VecDeque::new(),
-            first_number: 0,
+            gpu: ChangeLog::default(),
+            host: ChangeLog::default(),
             counters: CacheCounters::default(),
         };
         Self { inner: Mutex::new(inner), watch: watch::Sender::new(CacheStatus { reason: NOT_READY.to_owned(), ..CacheStatus::default() }) }
@@ -121,24 +120,26 @@ impl CacheLog {
 
     /// Changes since this cursor was last read, with at most `most` blocks.
     ///
-    /// `None` if nothing has changed, or before the engine's first life.
+    /// `None` if nothing has changed, before the engine's first life, or while this life has shown
+    /// nothing of the tier.
     pub fn read(&self, cursor: &mut Cursor, most: usize) -> Option<CacheDelta> {
         let most = most.max(1);
         let inner = self.inner.lock();
-        if inner.epoch == 0 {
+        let tier = cursor.tier;
+        if inner.epoch == 0 || !inner.mirror.has_tier(tier) {
             return None;
         }
         let begins = !cursor.is_current(&inner);
         if begins {
-            cursor.snapshot = Some(Snapshot { keys: inner.mirror.keys().collect(), digest: inner.mirror.digest() });
-            cursor.position = Some(LogPosition { epoch: inner.epoch, next: inner.next_number() });
+            cursor.snapshot = Some(Snapshot { keys: inner.mirror.keys(tier).collect(), digest: inner.mirror.digest(tier) });
+            cursor.position = Some(LogPosition { epoch: inner.epoch, next: inner.changes(tier).next_number() });
         }
         match cursor.snapshot.take() {
             Some(snapshot) => {
                 drop(inner);
                 Some(cursor.next_part(snapshot, begins, most))
             }
-            None => inner.next_changes(cursor.position.as_mut()?, most),
+            None => inner.next_changes(tier, cursor.position.as_mut()?, most),
         }
     }
 
@@ -186,7 +187,7 @@ impl CacheLog {
             watch.epoch = inner.epoch;
             watch.block_size = inner.mirror.block_size();
             watch.has_holes = inner.mirror.has_holes();
-            watch.version = inner.next_number();
+            watch.version = inner.gpu.next_number() + inner.host.next_number();
             change(watch);
             *watch != before
         });
@@ -265,8 +266,11 @@ impl CacheLogWriter {
 }
 
 impl Inner {
-    fn next_number(&self) -> u64 {
-        self.first_number + self.changes.len() as u64
+    fn changes(&self, tier: CacheTier) -> &ChangeLog {
+        match tier {
+            CacheTier::Gpu => &self.gpu,
+            CacheTier::Host => &self.host,
+        }
     }
 
     fn apply(&mut self, events: &[KvEvent]) {
@@ -274,61 +278,31 @@ impl Inner {
         for event in events {
             self.mirror.apply(event, &mut effects);
         }
+        self.mirror.end_batch(&mut effects);
         self.counters.events += effects.events;
         self.counters.orphans += effects.orphans;
         self.counters.ignored += effects.ignored;
         self.counters.malformed += effects.malformed;
-        for change in effects.changes {
-            match change {
-                Change::Stored(key) => self.push(key, ChangeKind::Stored),
-                Change::Removed(key) => self.push(key, ChangeKind::Removed),
-                Change::Cleared => self.clear(),
-            }
-        }
-    }
-
-    fn push(&mut self, key: BlockKey, direction: ChangeKind) {
-        if self.changes.len() == MAX_CHANGES {
-            self.changes.pop_front();
-            self.first_number += 1;
-        }
-        self.changes.push_back((key, direction));
-    }
-
-    /// Restarts every reader, which is shorter than one removal for each block.
-    fn clear(&mut self) {
-        self.first_number = self.next_number() + 1;
-        self.changes.clear();
+        self.gpu.apply(effects.changes);
+        self.host.apply(effects.host_changes);
     }
 
     fn forget(&mut self) {
         self.mirror.clear();
-        self.clear();
+        self.gpu.clear();
+        self.host.clear();
     }
 
     /// Net effect of the next changes.
-    fn next_changes(&self, place: &mut LogPosition, most: usize) -> Option<CacheDelta> {
-        let begin = usize::try_from(place.next - self.first_number).unwrap_or(usize::MAX).min(self.changes.len());
-        let end = begin.saturating_add(most).min(self.changes.len());
-        if begin == end {
-            return None;
-        }
-        place.next = self.first_number + end as u64;
-        let mut net: FxHashMap<BlockKey, ChangeKind> = FxHashMap::default();
-        for &(key, direction) in self.changes.range(begin..end) {
-            // Stores and removals of a block alternate, so two changes in a row cancel each other.
-            if net.remove(&key).is_none() {
-                net.insert(key, direction);
-            }
-        }
-        let all = |expected| net.iter().filter(|&(_, &direction)| direction == expected).map(|(&key, _)| key).collect();
-        let digest = self.mirror.digest();
+    fn next_changes(&self, tier: CacheTier, place: &mut LogPosition, most: usize) -> Option<CacheDelta> {
+        let net = self.changes(tier).read(&mut place.next, most)?;
+        let digest = self.mirror.digest(tier);
         Some(CacheDelta {
             epoch: self.epoch,
             is_snapshot: false,
-            is_partial: end < self.changes.len(),
-            stored: all(ChangeKind::Stored),
-            removed: all(ChangeKind::Removed),
+            is_partial: net.is_partial,
+            stored: net.stored,
+            removed: net.removed,
             count: digest.count,
             xor: digest.xor,
         })

@@ -1,15 +1,21 @@
 //! Mirror of the blocks that one life of an engine has cached, updated by the engine's events.
 //!
+//! It has a set of keys for each tier: the GPU's memory and the host's.
+//!
 //! The mirror is pure: it knows neither sockets nor time, and `CacheLog` owns it. It translates the
 //! engine's hashes, which differ between releases, into keys that a router can compute from a
 //! prompt.
 
+mod block_set;
+mod host_tier;
+
 use std::cmp::Ordering;
-use std::collections::hash_map::Entry;
 
 use hostler_placement::block_keys::{BlockKey, KeyChain};
-use rustc_hash::FxHashMap;
 
+use self::block_set::BlockSet;
+use self::host_tier::HostTier;
+use super::CacheTier;
 use super::kv_event::{BlocksRemoved, BlocksStored, ExtraKey, KvEvent};
 
 /// Number of keys, and their XOR.
@@ -30,10 +36,14 @@ pub(crate) enum Change {
 
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Effects {
+    /// Changes of the GPU's tier.
     pub changes: Vec<Change>,
+    /// Changes of the host's tier.
+    pub host_changes: Vec<Change>,
     /// Events of known kinds.
     pub events: u64,
-    /// Blocks stored after a block that is not known.
+    /// Blocks that are left out: they follow a block that is not known, or lack what their key
+    /// depends on.
     pub orphans: u64,
     /// Events about other memory or another cache group.
     pub ignored: u64,
@@ -47,19 +57,8 @@ pub(crate) struct BlockMirror {
     /// The engine has several groups and does not name their kinds, so the mirrored one may be any.
     has_unnamed_groups: bool,
     block_size: u32,
-    /// Blocks by the engine's hash.
-    blocks: FxHashMap<u64, MirroredBlock>,
-    /// Number of engine hashes that stand for a key.
-    ///
-    /// An adapter loaded again from another path has the same name and other hashes.
-    keys: FxHashMap<BlockKey, u32>,
-    xor: u64,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct MirroredBlock {
-    key: BlockKey,
-    copies: u32,
+    gpu: BlockSet,
+    host: HostTier,
 }
 
 /// The mirrored cache group. Models with several kinds of attention keep a cache for each.
@@ -93,17 +92,30 @@ impl AttentionSpan {
 impl BlockMirror {
     #[must_use]
     pub(crate) fn new() -> Self {
-        Self { group: None, has_unnamed_groups: false, block_size: 0, blocks: FxHashMap::default(), keys: FxHashMap::default(), xor: 0 }
+        Self { group: None, has_unnamed_groups: false, block_size: 0, gpu: BlockSet::default(), host: HostTier::default() }
     }
 
     #[must_use]
-    pub(crate) fn digest(&self) -> CacheDigest {
-        CacheDigest { count: self.keys.len() as u64, xor: self.xor }
+    pub(crate) fn digest(&self, tier: CacheTier) -> CacheDigest {
+        self.blocks(tier).digest()
     }
 
-    /// The keys, in no order.
-    pub(crate) fn keys(&self) -> impl Iterator<Item = BlockKey> + '_ {
-        self.keys.keys().copied()
+    /// The keys of a tier, in no order.
+    pub(crate) fn keys(&self, tier: CacheTier) -> impl Iterator<Item = BlockKey> + '_ {
+        self.blocks(tier).keys()
+    }
+
+    fn blocks(&self, tier: CacheTier) -> &BlockSet {
+        match tier {
+            CacheTier::Gpu => &self.gpu,
+            CacheTier::Host => self.host.blocks(),
+        }
+    }
+
+    /// Whether the engine has shown that it has this tier.
+    #[must_use]
+    pub(crate) fn has_tier(&self, tier: CacheTier) -> bool {
+        tier == CacheTier::Gpu || self.host.has_reported()
     }
 
     /// Tokens that a block holds; 0 before the first.
@@ -120,27 +132,46 @@ impl BlockMirror {
 
     /// Forgets all blocks, but keeps the block size and the group.
     pub(crate) fn clear(&mut self) {
-        self.blocks.clear();
-        self.keys.clear();
-        self.xor = 0;
+        self.gpu.clear();
+        self.host.clear();
     }
 
     pub(crate) fn apply(&mut self, event: &KvEvent, effects: &mut Effects) {
         match event {
             KvEvent::Stored(stored) => self.store(stored, effects),
             KvEvent::Removed(removed) => self.remove(removed, effects),
-            KvEvent::Cleared => {
-                self.clear();
-                effects.changes.push(Change::Cleared);
-            }
+            // An engine may empty its host tier with the GPU's and reports neither which nor the
+            // removals.
+            KvEvent::Cleared => self.clear_with(effects),
             KvEvent::Unknown => return,
         }
         effects.events += 1;
     }
 
+    /// Ends a batch of events, within which blocks of the host's tier may come before their parents.
+    pub(crate) fn end_batch(&mut self, effects: &mut Effects) {
+        self.host.end_batch(effects);
+    }
+
+    fn clear_with(&mut self, effects: &mut Effects) {
+        self.clear();
+        effects.changes.push(Change::Cleared);
+        effects.host_changes.push(Change::Cleared);
+    }
+
     fn store(&mut self, stored: &BlocksStored, effects: &mut Effects) {
+        match tier_of(stored.medium.as_deref()) {
+            Some(CacheTier::Gpu) => self.store_on_gpu(stored, effects),
+            Some(CacheTier::Host) if !self.is_other_group(stored.group) => {
+                self.host.store(stored, &self.gpu, self.block_size, effects);
+            }
+            _ => effects.ignored += 1,
+        }
+    }
+
+    fn store_on_gpu(&mut self, stored: &BlocksStored, effects: &mut Effects) {
         let (Ok(size), blocks) = (usize::try_from(stored.block_size), stored.hashes.len()) else { return };
-        if !is_gpu(stored.medium.as_deref()) || !self.is_mirrored(stored, effects) {
+        if !self.is_mirrored(stored, effects) {
             effects.ignored += 1;
             return;
         }
@@ -163,7 +194,7 @@ impl BlockMirror {
         }
         let chain = match stored.parent {
             None => Some(seed_chain(stored)),
-            Some(parent) => self.blocks.get(&parent).map(|block| KeyChain::resume(block.key)),
+            Some(parent) => self.gpu.key_of(parent).map(KeyChain::resume),
         };
         let Some(mut chain) = chain else {
             effects.orphans += blocks as u64;
@@ -174,65 +205,38 @@ impl BlockMirror {
         self.block_size = stored.block_size;
         for (number, (hash, tokens)) in stored.hashes.iter().zip(stored.tokens.chunks_exact(size)).enumerate() {
             let more = extra_key_bytes(stored, number);
+            self.host.note_extras(number == 0 && salt(stored).is_some(), !more.is_empty());
             let key = if more.is_empty() { chain.push(tokens) } else { chain.push_with_extra(tokens, &more) };
-            self.store_block(*hash, key, stored.parent.is_some(), effects);
-        }
-    }
-
-    /// Stores one block. `is_copy` means that the event stores a known block again.
-    ///
-    /// Copies are not counted in an event without a parent. Any client may make an engine report
-    /// the cached blocks of its prompt again (`kv_cache_report_mode`, since vLLM 0.26), and the
-    /// engine does not remove those blocks more often. A first block that really has two copies is
-    /// therefore dropped when its first copy is removed.
-    fn store_block(&mut self, hash: u64, key: BlockKey, is_copy: bool, effects: &mut Effects) {
-        match self.blocks.entry(hash) {
-            // Keep the first key: blocks stored after it continue that key.
-            Entry::Occupied(mut block) => {
-                let block = block.get_mut();
-                block.copies = block.copies.saturating_add(u32::from(is_copy));
-            }
-            Entry::Vacant(vacant) => {
-                vacant.insert(MirroredBlock { key, copies: 1 });
-                let hashes = self.keys.entry(key).or_insert(0);
-                *hashes = hashes.saturating_add(1);
-                if *hashes == 1 {
-                    self.xor ^= key;
-                    effects.changes.push(Change::Stored(key));
-                }
+            // Copies are not counted in an event without a parent. Any client may make an engine
+            // report the cached blocks of its prompt again (`kv_cache_report_mode`, since vLLM
+            // 0.26), and the engine does not remove those blocks more often. A first block that
+            // really has two copies is therefore dropped when its first copy is removed.
+            if self.gpu.store(*hash, key, stored.parent.is_some()) {
+                effects.changes.push(Change::Stored(key));
             }
         }
     }
 
     fn remove(&mut self, removed: &BlocksRemoved, effects: &mut Effects) {
-        let is_other_group =
-            self.group.is_some_and(|group| group.index.is_some() && removed.group.is_some() && group.index != removed.group);
-        if !is_gpu(removed.medium.as_deref()) || is_other_group {
-            effects.ignored += 1;
-            return;
-        }
-        for hash in &removed.hashes {
-            self.remove_block(*hash, effects);
+        match tier_of(removed.medium.as_deref()).filter(|_| !self.is_other_group(removed.group)) {
+            Some(CacheTier::Gpu) => {
+                // A prompt that was computed twice stores its last block twice, and the engine
+                // removes the copies one by one.
+                for hash in &removed.hashes {
+                    let Some(gone) = self.gpu.remove(*hash) else { continue };
+                    self.host.note_departure(*hash, gone.key);
+                    if gone.is_last {
+                        effects.changes.push(Change::Removed(gone.key));
+                    }
+                }
+            }
+            Some(CacheTier::Host) => self.host.remove(removed, effects),
+            None => effects.ignored += 1,
         }
     }
 
-    fn remove_block(&mut self, hash: u64, effects: &mut Effects) {
-        let Entry::Occupied(mut block) = self.blocks.entry(hash) else { return };
-        // A prompt that was computed twice stores its last block twice, and the engine removes the
-        // copies one by one.
-        if block.get().copies > 1 {
-            block.get_mut().copies -= 1;
-            return;
-        }
-        let key = block.remove().key;
-        if let Entry::Occupied(mut hashes) = self.keys.entry(key) {
-            *hashes.get_mut() -= 1;
-            if *hashes.get() == 0 {
-                hashes.remove();
-                self.xor ^= key;
-                effects.changes.push(Change::Removed(key));
-            }
-        }
+    fn is_other_group(&self, group: Option<u32>) -> bool {
+        self.group.is_some_and(|mirrored| mirrored.index.is_some() && group.is_some() && mirrored.index != group)
     }
 
     /// Whether this event is about the mirrored group.
@@ -249,8 +253,7 @@ impl BlockMirror {
                 true
             }
             (Some(CacheGroup { reach: AttentionSpan::Window, .. }), AttentionSpan::Everything) => {
-                self.clear();
-                effects.changes.push(Change::Cleared);
+                self.clear_with(effects);
                 self.block_size = 0;
                 self.group = Some(seen);
                 true
@@ -263,9 +266,15 @@ impl BlockMirror {
     }
 }
 
-/// Whether the medium is the GPU. The oldest releases have only this medium and do not name it.
-fn is_gpu(medium: Option<&str>) -> bool {
-    medium.is_none_or(|medium| medium.eq_ignore_ascii_case("GPU"))
+/// Tier of a medium; `None` for media that no router knows, such as `STORAGE`. The oldest releases
+/// have only the GPU and do not name it.
+fn tier_of(medium: Option<&str>) -> Option<CacheTier> {
+    match medium {
+        None => Some(CacheTier::Gpu),
+        Some(name) if name.eq_ignore_ascii_case("GPU") => Some(CacheTier::Gpu),
+        Some(name) if name.eq_ignore_ascii_case("CPU") => Some(CacheTier::Host),
+        Some(_) => None,
+    }
 }
 
 fn seed_chain(stored: &BlocksStored) -> KeyChain {

@@ -3,6 +3,7 @@
 //! `kv_event` decodes the events, `mirror` keeps count of the blocks, `subscriber` listens to one
 //! life of an engine, and sessions with routers read `CacheLog`.
 
+mod change_log;
 mod extra;
 pub(crate) mod kv_event;
 mod log;
@@ -14,6 +15,27 @@ use std::path::PathBuf;
 pub(crate) use self::log::CacheLogWriter;
 pub(crate) use self::log::{CacheDelta, CacheLog, Cursor};
 pub(crate) use self::subscriber::{FollowFrom, follow};
+
+/// Memory in which an engine caches blocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum CacheTier {
+    #[default]
+    Gpu,
+    /// The host's memory, from which blocks are loaded into the GPU's.
+    Host,
+}
+
+impl CacheTier {
+    pub(crate) const ALL: [Self; 2] = [Self::Gpu, Self::Host];
+
+    /// The tier's number in cache reports.
+    pub(crate) fn number(self) -> u32 {
+        match self {
+            Self::Gpu => 0,
+            Self::Host => 1,
+        }
+    }
+}
 
 /// How well the blocks of an engine are known, and whether that has changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -45,7 +67,8 @@ pub struct CacheCounters {
     /// Blocks stored after a block that is not known.
     pub orphans: u64,
     pub malformed: u64,
-    /// Events about memory other than the GPU's, or about other cache groups than the mirrored one.
+    /// Events about memory other than the GPU's and the host's, or about other cache groups than the
+    /// mirrored one.
     pub ignored: u64,
 }
 

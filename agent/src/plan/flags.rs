@@ -6,6 +6,7 @@
 
 use hostler_api::NAMES_FLAG;
 
+use super::host_cache::{HostCacheShare, TRANSFER_FLAG};
 use super::setup::EnginePlanSetup;
 use super::standby::{MemoryPart, StandbyMemory};
 use crate::config::Profile;
@@ -43,6 +44,8 @@ pub(super) struct ReplicaContext<'a> {
     /// Shorter context used because the model's own does not fit.
     pub(super) shortened_context: Option<u32>,
     pub(super) front_end: FrontEndInUse,
+    /// Its copies in the host's memory, if it keeps some.
+    pub(super) host_cache: Option<&'a HostCacheShare>,
     /// There is room for a separate process around the model.
     pub(super) has_workers: bool,
 }
@@ -68,6 +71,10 @@ pub(super) fn choose_flags(setup: &EnginePlanSetup, place: &ReplicaContext<'_>) 
     }
     if let Some(gpu) = place.gpu.filter(|_| !setup.simulated) {
         add_memory_flags(&mut list, setup, place);
+        if let Some(share) = place.host_cache {
+            let because = "what has left the GPU is loaded from the host's memory instead of computed again";
+            list.add(TRANSFER_FLAG, share.transfer_config(), FlagOrigin::Hostler, because);
+        }
         match place.memory {
             MemoryPart::Standby(standby) => {
                 add_standby_flags(&mut list, standby);

@@ -13,6 +13,8 @@
 
 use std::num::NonZero;
 
+use super::host_memory;
+
 /// CPUs per engine from which it may have the second process.
 ///
 /// It keeps 3.6 of them busy, front-end included, and router and agent share one. With fewer CPUs
@@ -33,6 +35,11 @@ pub struct HostResources {
     /// The free part changes, but an agent that restarts beside its engines must repeat the plan
     /// they were started with.
     pub shared_bytes: u64,
+    /// Memory that the host has or, if that is less, that the job or the container may use; 0 if
+    /// unknown.
+    ///
+    /// The same for an agent that restarts, like the shared memory.
+    pub memory_bytes: u64,
 }
 
 impl HostResources {
@@ -42,13 +49,14 @@ impl HostResources {
         Self {
             cpus: std::thread::available_parallelism().map_or(1, NonZero::get),
             shared_bytes: shared.map_or(0, |found| found.f_blocks.saturating_mul(found.f_frsize)),
+            memory_bytes: host_memory::detect(),
         }
     }
 
     /// Unlimited resources, for a host that is only described.
     #[must_use]
     pub fn unlimited() -> Self {
-        Self { cpus: usize::MAX, shared_bytes: u64::MAX }
+        Self { cpus: usize::MAX, shared_bytes: u64::MAX, memory_bytes: 0 }
     }
 
     /// Whether this many engines may each have one more process.
@@ -63,7 +71,7 @@ mod tests {
 
     #[test]
     fn workers_need_eight_cpus_and_shared_memory_for_each_engine() {
-        let room = |cpus, shared_bytes| HostResources { cpus, shared_bytes };
+        let room = |cpus, shared_bytes| HostResources { cpus, shared_bytes, memory_bytes: 0 };
         assert!(room(32, 2 << 30).allows_workers(4));
         assert!(!room(31, 2 << 30).allows_workers(4));
         assert!(!room(32, 1 << 30).allows_workers(4));

@@ -7,6 +7,8 @@ pub mod described_gpus;
 mod error;
 mod flags;
 mod front_end;
+mod host_cache;
+mod host_memory;
 mod host_resources;
 mod hub;
 mod inventory;
@@ -27,6 +29,7 @@ use std::path::Path;
 
 pub use self::error::{Alternative, ModelDoesNotFit, NoRoomForStandby, PlanError};
 pub use self::front_end::FrontEndChoice;
+pub use self::host_cache::{HostCache, HostCacheShare, NoHostCache};
 pub use self::host_resources::HostResources;
 pub use self::inventory::{Inventory, PlanPreview, PreviewRequest, plan_inventory, preview, probe_installed};
 pub use self::layout::{GpuGroupLayout, GpuLayout, SizeReason, UnusedGpu};
@@ -89,6 +92,8 @@ pub struct Plan {
     pub transport: NcclTransport,
     /// Memory of the standby, if there is one on GPUs.
     pub standby: Option<StandbyMemory>,
+    /// The host's part of the engines' caches.
+    pub host_cache: HostCache,
     /// Each engine has room for a separate process around its model.
     pub has_workers: bool,
     /// Warnings to read before the plan runs, a sentence each.
@@ -142,6 +147,7 @@ fn plan_for_model(ground: &PlanInput<'_>, config: &AgentConfig, setup: EnginePla
     let front_end = front_end::choose(config.front_end, ground.rust_front_end, &setup, &model)?;
     let (spread, mut layout, mut replicas) = lay_out(ground, config, &setup, &model)?;
     let has_workers = ground.resources.allows_workers(replicas.len());
+    let host_cache = host_cache::choose(config.host_cache, &setup, &model, layout.as_ref(), ground.resources);
     let mut standby = None;
     let needs_standby = config.standby && replicas.len() == 1;
     if needs_standby {
@@ -153,7 +159,8 @@ fn plan_for_model(ground: &PlanInput<'_>, config: &AgentConfig, setup: EnginePla
     let name = config.model.clone();
     let (interface, transport) = (config.replica_interface.clone(), ground.transport.clone());
     let warnings = Vec::new();
-    let mut plan = Plan { name, replicas, model, layout, front_end, setup, spread, interface, transport, standby, has_workers, warnings };
+    let mut plan =
+        Plan { name, replicas, model, layout, front_end, setup, spread, interface, transport, standby, host_cache, has_workers, warnings };
     plan.warnings = text::warnings(&plan);
     if config.standby && !needs_standby {
         let standing_in = "no standby is started: the replicas of this node stand in for each other";
@@ -215,9 +222,18 @@ impl Plan {
             memory: self.memory_part(replica),
             shortened_context: share.filter(|share| share.is_context_shortened).and_then(|share| share.context),
             front_end,
+            host_cache: self.host_share(replica),
             has_workers: self.has_workers,
         };
         flags::choose_flags(&self.setup, &place)
+    }
+
+    /// An engine's copies in the host's memory, if it keeps some.
+    pub(crate) fn host_share(&self, replica: &ReplicaPlan) -> Option<&HostCacheShare> {
+        match &self.host_cache {
+            HostCache::On(share) if !replica.is_standby => Some(share),
+            HostCache::On(_) | HostCache::Off(_) => None,
+        }
     }
 
     /// Most tokens that an engine computes in one step; 0 if unknown.

@@ -6,19 +6,19 @@ use super::*;
 use crate::config::{FrontEnd, Profile};
 use crate::vllm::version::VllmVersion;
 
-struct Case<'a> {
-    model: &'a str,
-    gpus: &'a str,
-    nvlink: u32,
-    minor: u32,
-    config: AgentConfig,
+pub(super) struct Case<'a> {
+    pub(super) model: &'a str,
+    pub(super) gpus: &'a str,
+    pub(super) nvlink: u32,
+    pub(super) minor: u32,
+    pub(super) config: AgentConfig,
 }
 
 fn vllm() -> EngineProgram {
     EngineProgram::Vllm { program: "/opt/vllm".into(), container: None }
 }
 
-fn config(profile: Profile, line: &str) -> AgentConfig {
+pub(super) fn config(profile: Profile, line: &str) -> AgentConfig {
     AgentConfig {
         profile,
         model: "org/model".to_owned(),
@@ -31,7 +31,7 @@ fn planned(case: &Case<'_>) -> Result<Plan, PlanError> {
     planned_in(case, HostResources::unlimited())
 }
 
-fn planned_in(case: &Case<'_>, room: HostResources) -> Result<Plan, PlanError> {
+pub(super) fn planned_in(case: &Case<'_>, room: HostResources) -> Result<Plan, PlanError> {
     let described = if case.gpus.is_empty() { None } else { Some(parse_gpus(case.gpus, case.nvlink).unwrap()) };
     let (gpus, links) = described.map(|described| (described.gpus, described.links)).unwrap_or_default();
     let (engine, version) = (vllm(), Some(VllmVersion::new(0, case.minor)));
@@ -172,7 +172,7 @@ fn the_plan_is_printed_as_json_for_programs() {
 fn engines_get_worker_processes_only_where_all_have_room() {
     let case = Case { model: "gemma-2b", gpus: "4x80", nvlink: 0, minor: 32, config: config(Profile::Throughput, "") };
     let has_workers = |cpus| {
-        let plan = planned_in(&case, HostResources { cpus, shared_bytes: 8 << 30 }).unwrap();
+        let plan = planned_in(&case, HostResources { cpus, shared_bytes: 8 << 30, memory_bytes: 0 }).unwrap();
         let of =
             |replica| plan.choices(replica, plan.front_end.in_use).iter().any(|choice| choice.flag == "--distributed-executor-backend");
         plan.replicas.iter().map(of).collect::<Vec<_>>()

@@ -3,10 +3,10 @@
 pub(super) mod json;
 mod nodes;
 
-use super::Plan;
 use super::layout::{GpuGroupLayout, GpuLayout, SizeReason};
 use super::memory::MemoryBudget;
 use super::model::{ModelFacts, ModelInfo, WeightSizeSource};
+use super::{HostCache, NoHostCache, Plan};
 use crate::config::Profile;
 use crate::gpu::Gpu;
 use crate::sizes::format_gib;
@@ -41,6 +41,9 @@ pub(super) fn page(plan: &Plan) -> String {
     section("layout", layout(plan));
     section("network", nodes::network(plan));
     section("KV cache", cache(plan));
+    if !matches!(plan.host_cache, HostCache::Off(NoHostCache::Unset)) {
+        section("host cache", vec![host_cache(plan)]);
+    }
     section("standby", standby(plan).into_iter().collect());
     section("front-end", vec![format!("{}: {}", front_end(plan.front_end.in_use), plan.front_end.because)]);
     section("profile", vec![format!("{}, {}", plan.setup.profile.as_str(), release(plan))]);
@@ -241,6 +244,16 @@ fn cache(plan: &Plan) -> Vec<String> {
     let shares = plan.layout.iter().flat_map(|layout| &layout.shares);
     let sequences = |share: &GpuGroupLayout| plan.setup.steps(share.replicas[0].first()).sequences;
     shares.filter_map(|share| Some(describe_capacity(share.memory.as_ref()?, share.context?, sequences(share)))).collect()
+}
+
+/// Copies in the host's memory, or why there are none.
+fn host_cache(plan: &Plan) -> String {
+    match &plan.host_cache {
+        HostCache::Off(because) => format!("off: {because}"),
+        HostCache::On(share) => {
+            format!("about {} tokens a replica, {}: {}", thousands(share.tokens), format_gib(share.bytes), share.because())
+        }
+    }
 }
 
 fn describe_capacity(memory: &MemoryBudget, context: u32, sequences: u32) -> String {

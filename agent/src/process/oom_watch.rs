@@ -59,17 +59,47 @@ fn parse_count(counters: &str) -> Option<u64> {
 /// In v2 a kill counts in each cgroup above, too, so a cgroup without a memory controller leaves it
 /// to the next. In v1 a kill counts only in the process's own cgroup.
 fn counter_files(cgroups: &str, mounts: &str) -> Vec<PathBuf> {
+    match memory_group(cgroups, mounts) {
+        Some(MemoryGroup::V1 { folders }) => folders.first().map(|own| own.join("memory.oom_control")).into_iter().collect(),
+        Some(MemoryGroup::V2 { folders }) => folders.iter().map(|above| above.join("memory.events")).collect(),
+        None => Vec::new(),
+    }
+}
+
+/// Files with the limits of a process's memory, which hold in its own cgroup and in each above,
+/// given its `/proc/PID/cgroup` and the mounts.
+pub(crate) fn memory_limit_files(cgroups: &str, mounts: &str) -> Vec<PathBuf> {
+    let (folders, name) = match memory_group(cgroups, mounts) {
+        Some(MemoryGroup::V1 { folders }) => (folders, "memory.limit_in_bytes"),
+        Some(MemoryGroup::V2 { folders }) => (folders, "memory.max"),
+        None => return Vec::new(),
+    };
+    folders.iter().map(|folder| folder.join(name)).collect()
+}
+
+/// Folders of the cgroup that counts a process's memory and of those above it, from the own one on.
+enum MemoryGroup {
+    V1 { folders: Vec<PathBuf> },
+    V2 { folders: Vec<PathBuf> },
+}
+
+fn memory_group(cgroups: &str, mounts: &str) -> Option<MemoryGroup> {
     let of_v1 = cgroups.lines().find_map(|line| {
         let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
         controllers.split(',').any(|name| name == "memory").then_some(path)
     });
     if let Some(path) = of_v1 {
-        let folder = mounts.lines().find_map(|mount| folder_in(mount, "cgroup", "memory", path));
-        return folder.map(|(folder, _)| folder.join("memory.oom_control")).into_iter().collect();
+        let found = mounts.lines().find_map(|mount| folder_in(mount, "cgroup", "memory", path))?;
+        return Some(MemoryGroup::V1 { folders: with_ancestors(&found) });
     }
-    let Some(path) = cgroups.lines().find_map(|line| line.strip_prefix("0::")) else { return Vec::new() };
-    let Some((folder, mount)) = mounts.lines().find_map(|mount| folder_in(mount, "cgroup2", "", path)) else { return Vec::new() };
-    folder.ancestors().take_while(|above| above.starts_with(&mount)).map(|above| above.join("memory.events")).collect()
+    let path = cgroups.lines().find_map(|line| line.strip_prefix("0::"))?;
+    let found = mounts.lines().find_map(|mount| folder_in(mount, "cgroup2", "", path))?;
+    Some(MemoryGroup::V2 { folders: with_ancestors(&found) })
+}
+
+/// A folder and those above it, up to its mount point.
+fn with_ancestors((folder, mount): &(PathBuf, PathBuf)) -> Vec<PathBuf> {
+    folder.ancestors().take_while(|above| above.starts_with(mount)).map(Path::to_owned).collect()
 }
 
 /// Folder of a cgroup below a line of `/proc/self/mountinfo`, and its mount point, if the line is a

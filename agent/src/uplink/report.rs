@@ -277,6 +277,8 @@ fn launch(setup: &EngineSetup, status: &EngineStatus) -> wire::Launch {
         kv_tokens: status.facts.kv_tokens.unwrap_or(0),
         max_model_len: status.max_model_len().unwrap_or(0),
         missing_routes: status.missing_routes.iter().map(|route| (*route).to_owned()).collect(),
+        kv_token_bytes: setup.kv_token_bytes,
+        host_kv_tokens: setup.host_kv_tokens,
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use hostler_proto::agent::v1 as wire;
 use hostler_proto::agent::v1::attach_request::Message;
 
-use crate::cache::{CacheDelta, CacheLog, Cursor};
+use crate::cache::{CacheDelta, CacheLog, CacheTier, Cursor};
 use crate::prompt_files::Bundle;
 
 /// Blocks in one message: 256 KiB of keys.
@@ -28,9 +28,10 @@ pub(super) struct TransferQueue {
 }
 
 impl TransferQueue {
-    /// Transfers for a router that knows nothing: all caches are due, whole.
-    pub(super) fn new(logs: impl Iterator<Item = Arc<CacheLog>>) -> Self {
-        Self { caches: CacheTransfers::new(logs), files: FileTransfers::default(), files_next: false }
+    /// Transfers for a router that knows nothing: all caches are due, whole. `tiers` is the highest
+    /// tier that it knows; it would take another tier's blocks for the GPU's.
+    pub(super) fn new(logs: impl Iterator<Item = Arc<CacheLog>>, tiers: u32) -> Self {
+        Self { caches: CacheTransfers::new(logs, tiers), files: FileTransfers::default(), files_next: false }
     }
 
     pub(super) fn is_due(&self) -> bool {
@@ -42,13 +43,13 @@ impl TransferQueue {
     /// Blocks may follow the report that announces them, and every change of a cache comes with a
     /// report.
     pub(super) fn mark_caches_due(&mut self) {
-        self.caches.replicas.iter_mut().for_each(|cache| cache.is_due = true);
+        self.caches.transfers.iter_mut().for_each(|cache| cache.is_due = true);
     }
 
     /// Sends the caches of these replicas whole; without any index, those of all.
     pub(super) fn resync(&mut self, indices: &[u32]) {
-        for (index, cache) in (0..).zip(&mut self.caches.replicas) {
-            if indices.is_empty() || indices.contains(&index) {
+        for cache in &mut self.caches.transfers {
+            if indices.is_empty() || indices.contains(&cache.index) {
                 cache.cursor.reset();
                 (cache.deferred, cache.is_due) = (None, true);
             }
@@ -72,16 +73,18 @@ impl TransferQueue {
     }
 }
 
-/// Caches of all replicas, in turn.
+/// Caches of all replicas, each tier of each in turn.
 #[derive(Debug)]
 struct CacheTransfers {
-    replicas: Vec<CacheTransfer>,
-    next_replica: usize,
+    transfers: Vec<CacheTransfer>,
+    next_transfer: usize,
 }
 
-/// Progress of the router with one replica's cache.
+/// Progress of the router with one tier of one replica's cache.
 #[derive(Debug)]
 struct CacheTransfer {
+    /// The replica's number on the node.
+    index: u32,
     log: Arc<CacheLog>,
     cursor: Cursor,
     /// There may be new changes to read.
@@ -91,29 +94,34 @@ struct CacheTransfer {
 }
 
 impl CacheTransfers {
-    fn new(logs: impl Iterator<Item = Arc<CacheLog>>) -> Self {
-        let replicas = logs.map(|log| CacheTransfer { log, cursor: Cursor::default(), is_due: true, deferred: None }).collect();
-        Self { replicas, next_replica: 0 }
+    fn new(logs: impl Iterator<Item = Arc<CacheLog>>, tiers: u32) -> Self {
+        let known = CacheTier::ALL.into_iter().filter(move |tier| tier.number() <= tiers);
+        let of_log = |(index, log): (u32, Arc<CacheLog>)| {
+            let transfer = move |tier| CacheTransfer { index, log: log.clone(), cursor: Cursor::of(tier), is_due: true, deferred: None };
+            known.clone().map(transfer)
+        };
+        Self { transfers: (0..).zip(logs).flat_map(of_log).collect(), next_transfer: 0 }
     }
 
     fn are_due(&self) -> bool {
-        self.replicas.iter().any(|cache| cache.is_due)
+        self.transfers.iter().any(|cache| cache.is_due)
     }
 
     /// Next cache report.
     ///
     /// `reported_epoch` is the life of each replica in the last report to the router.
     fn next(&mut self, reported_epoch: impl Fn(usize) -> u64) -> Option<wire::CacheReport> {
-        for _ in 0..self.replicas.len() {
-            let at = self.next_replica;
-            let cache = &mut self.replicas[at];
-            let delta = cache.next(reported_epoch(at));
+        for _ in 0..self.transfers.len() {
+            let at = self.next_transfer;
+            let cache = &mut self.transfers[at];
+            let delta = cache.next(reported_epoch(cache.index as usize));
             // The parts of one report leave together.
+            let report = delta.map(|delta| cache_report(cache.index, cache.cursor.tier(), delta));
             if !cache.is_due {
-                self.next_replica = (at + 1) % self.replicas.len();
+                self.next_transfer = (at + 1) % self.transfers.len();
             }
-            if let Some(delta) = delta {
-                return Some(cache_report(at, delta));
+            if report.is_some() {
+                return report;
             }
         }
         None
@@ -142,10 +150,9 @@ impl CacheTransfer {
     }
 }
 
-fn cache_report(index: usize, delta: CacheDelta) -> wire::CacheReport {
+fn cache_report(index: u32, tier: CacheTier, delta: CacheDelta) -> wire::CacheReport {
     let CacheDelta { epoch, is_snapshot: snapshot, is_partial: partial, stored, removed, count, xor } = delta;
-    let index = u32::try_from(index).unwrap_or(u32::MAX);
-    wire::CacheReport { index, epoch, snapshot, partial, stored, removed, count, digest: xor }
+    wire::CacheReport { index, epoch, snapshot, partial, stored, removed, count, digest: xor, tier: tier.number() }
 }
 
 /// Bundles being sent, each once: at most as many as this node has.

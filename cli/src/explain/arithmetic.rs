@@ -55,14 +55,14 @@ pub(super) fn break_down(decision: &Decision, scored: &Scored) -> Vec<String> {
             lines.push(format!("  {:<10}  = {numbers} = {}", "", figure(*value)));
         }
     }
-    let Terms { queue, prefill, steps, memory, congestion, decode } = scored.terms.unwrap_or_default();
-    let summands = [queue, prefill, steps, memory, congestion, decode].map(milliseconds);
+    let Terms { queue, prefill, load, steps, memory, congestion, decode } = scored.terms.unwrap_or_default();
+    let summands = [queue, prefill, load, steps, memory, congestion, decode].map(milliseconds);
     let sum = summands.map(figure).join(" + ");
     lines.push(format!("  {:<10}  = {sum} = {}", "total", figure(summands.iter().sum())));
     lines
 }
 
-/// `t` and the six terms, from the figures that the router sent.
+/// `t` and the seven terms, from the figures that the router sent.
 pub(super) fn terms(decision: &Decision, scored: &Scored) -> Vec<TermBreakdown> {
     let step = step(scored);
     vec![
@@ -79,6 +79,7 @@ pub(super) fn terms(decision: &Decision, scored: &Scored) -> Vec<TermBreakdown> 
         ),
         queue(scored),
         prefill(scored),
+        load(scored),
         steps(scored, step),
         memory(decision, scored, step),
         congestion(decision, scored),
@@ -129,6 +130,11 @@ fn prefill(scored: &Scored) -> TermBreakdown {
     breakdown("prefill", "(prefill·u + attention·u·(h + u/2))·s", numbers, value)
 }
 
+fn load(scored: &Scored) -> TermBreakdown {
+    let (rate, loaded) = (milliseconds(scored.load_rate), f64::from(scored.loaded));
+    breakdown("load", "load rate·tokens on the host", format!("{}·{loaded}", figure(rate)), rate * loaded)
+}
+
 fn steps(scored: &Scored, step: f64) -> TermBreakdown {
     let Scored { pending, uncached, budget, .. } = scored;
     let steps = pending.saturating_add(u64::from(*uncached)).div_ceil(u64::from((*budget).max(1))).max(1);
@@ -143,16 +149,21 @@ fn memory(decision: &Decision, scored: &Scored, step: f64) -> TermBreakdown {
         return breakdown("memory", "0, as the capacity is not known", String::new(), 0.0);
     }
     let held = if scored.kv_use > 0.0 { context.min(scored.kv_use * capacity) } else { context };
-    let excess = held + f64::from(scored.uncached) + output - capacity;
+    let new = f64::from(scored.uncached) + f64::from(scored.loaded);
+    let excess = held + new + output - capacity;
     if excess <= 0.0 {
-        let reason =
-            format!("0, as held + u + output = {} + {} + {} ≤ {capacity} = capacity", figure(held), scored.uncached, figure(output));
+        let reason = format!("0, as held + u + loaded + output = {} + {new} + {} ≤ {capacity} = capacity", figure(held), figure(output));
         return breakdown("memory", &reason, String::new(), 0.0);
     }
     let sequences = f64::from(scored.in_flight.max(1));
     let share = ((excess * sequences / held).ceil() / sequences).min(1.0);
     let numbers = format!("min(1, ceil({}·{sequences}/{})/{sequences})·{}·{}", figure(excess), figure(held), figure(output), figure(step));
-    breakdown("memory", "min(1, ceil(excess·n/held)/n)·output·t, excess = held + u + output − capacity", numbers, share * output * step)
+    breakdown(
+        "memory",
+        "min(1, ceil(excess·n/held)/n)·output·t, excess = held + u + loaded + output − capacity",
+        numbers,
+        share * output * step,
+    )
 }
 
 /// Congestion term. The share of arrivals is known only by its effect, so the sum follows from the

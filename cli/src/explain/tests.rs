@@ -11,11 +11,15 @@ fn wire_rates(rates: &rates::Rates) -> Rates {
 }
 
 fn wire_scored(index: usize, scored: &cost::Scored) -> Scored {
-    let cost::Terms { queue, prefill, steps, memory, congestion, decode } = scored.terms;
-    let Candidate { matched, in_flight, pending, context, capacity, kv_use, budget, overdue, time_left, doubtful, .. } = scored.candidate;
+    let cost::Terms { queue, prefill, load, steps, memory, congestion, decode } = scored.terms;
+    let Candidate {
+        matched, loaded, load_rate, in_flight, pending, context, capacity, kv_use, budget, overdue, time_left, doubtful, ..
+    } = scored.candidate;
     Scored {
         replica: format!("n{index}/0"),
         matched,
+        loaded,
+        load_rate,
         uncached: scored.uncached,
         in_flight,
         pending,
@@ -27,7 +31,7 @@ fn wire_scored(index: usize, scored: &cost::Scored) -> Scored {
         doubtful,
         age: 0.01,
         rates: Some(wire_rates(&scored.candidate.rates)),
-        terms: Some(Terms { queue, prefill, steps, memory, congestion, decode }),
+        terms: Some(Terms { queue, prefill, load, steps, memory, congestion, decode }),
         time_left: Some(time_left).filter(|left| left.is_finite()),
         finish: scored.finish,
     }
@@ -60,6 +64,8 @@ fn candidate(matched: u32, in_flight: u32) -> Candidate {
     Candidate {
         replica: 0,
         matched,
+        loaded: 0,
+        load_rate: 0.0,
         in_flight,
         pending: 700,
         context: 9000,
@@ -148,12 +154,13 @@ fn numbers_have_four_significant_digits() {
 proptest! {
     #[test]
     fn the_explained_terms_equal_those_of_the_decision(
-        (matched, in_flight, pending, context) in (0..4000u32, 0..300u32, 0..50_000u64, 0..400_000u64),
+        (matched, loaded, in_flight, pending, context) in (0..4000u32, 0..4000u32, 0..300u32, 0..50_000u64, 0..400_000u64),
         (capacity, kv_use, overdue, slowness) in (prop_oneof![Just(0u64), 1000..500_000u64], 0.0..1.0f64, 0.0..5.0f64, 0.1..10.0f64),
         (tokens, output, utilisation, arrivals) in (1..4000u32, 0.0..3000.0f64, 0.0..1.0f64, 0..4usize),
     ) {
         let rates = rates::Rates { slowness, ..rates::Rates::default() };
-        let one = Candidate { pending, context, capacity, kv_use, overdue, rates, ..candidate(matched, in_flight) };
+        let loaded = loaded.min(matched).min(tokens);
+        let one = Candidate { loaded, load_rate: 4e-6, pending, context, capacity, kv_use, overdue, rates, ..candidate(matched, in_flight) };
         let popularity = Popularity::default();
         let keys: Vec<u64> = (0..u64::from(tokens / 16)).collect();
         let seen = (0..=arrivals).map(|_| popularity.arrive(&keys, 16, 0.0)).last().unwrap();
@@ -162,7 +169,7 @@ proptest! {
         let decision = decision_of(&place(&ask, &[one], &conditions, &mut Vec::new(), &mut fastrand::Rng::with_seed(1)).unwrap(), tokens, output);
         let scored = &decision.scored[0];
         let terms = scored.terms.unwrap();
-        let expected = [terms.queue, terms.prefill, terms.steps, terms.memory, terms.congestion, terms.decode];
+        let expected = [terms.queue, terms.prefill, terms.load, terms.steps, terms.memory, terms.congestion, terms.decode];
         for (worked, expected) in arithmetic::terms(&decision, scored).iter().skip(1).zip(expected.map(milliseconds)) {
             prop_assert!((worked.value - expected).abs() <= 1e-6 * expected.max(1.0), "{worked:?} but {expected}");
         }

@@ -69,8 +69,8 @@ fn gap(decision: &Decision) -> Option<String> {
 ///
 /// The engine does not say what its first token waited for: the prediction's shares do. What came
 /// after it is compared with the engine's own pace, at which a request runs alone.
-fn parts(decision: &Decision, chosen: &Scored, first: f64) -> [(f64, &'static str); 6] {
-    let Terms { queue, prefill, steps, memory, .. } = chosen.terms.unwrap_or_default();
+fn parts(decision: &Decision, chosen: &Scored, first: f64) -> [(f64, &'static str); 7] {
+    let Terms { queue, prefill, load, steps, memory, .. } = chosen.terms.unwrap_or_default();
     let expected = first_token(chosen);
     let share = |term: f64| if expected > 0.0 { first * term / expected } else { 0.0 };
     let (own_step, shared_step) = (chosen.rates.unwrap_or_default().step, step_seconds(chosen));
@@ -90,6 +90,7 @@ fn parts(decision: &Decision, chosen: &Scored, first: f64) -> [(f64, &'static st
         (decision.queue_seconds, "it waited in the router, because no replica was ready or had room"),
         (share(queue), "prompts of others were computed before it"),
         (share(prefill), "its own prompt was computed"),
+        (share(load), "the part of its prompt in the host's memory was loaded"),
         (share(memory), "it waited for room in the engine's KV cache"),
         (own_steps + at_own_pace, own),
         (shared_steps + written - at_own_pace, shared),

@@ -25,6 +25,10 @@ pub struct Candidate {
     /// Prompt tokens that the replica holds, or will hold once its requests in flight have been
     /// computed.
     pub matched: u32,
+    /// Those of the matched tokens that the engine must load from its host's memory first.
+    pub loaded: u32,
+    /// Seconds to load one token.
+    pub load_rate: f64,
     /// Sequences in flight: the larger of the routers' and the engine's count, since a hung engine
     /// reports nothing.
     pub in_flight: u32,
@@ -76,10 +80,14 @@ pub struct Terms {
     /// `max(1, ceil((pending + u)/budget))·t`: the share of each step on the way that the decoded
     /// sequences take.
     pub steps: f64,
+    /// `load_rate·loaded`: the transfer from the host's memory.
+    ///
+    /// The engine loads whatever it finds there, also where computing would take less time.
+    pub load: f64,
     /// Wait for memory, or for a place if the engine refuses more sequences, whichever is longer:
     /// steps until one of `n = max(1, in_flight)` running sequences has ended.
     ///
-    /// For memory 0 if `held + u + output ≤ capacity`, else `ceil(excess·n/held)/n·output·t`, and
+    /// For memory 0 if `held + u + loaded + output ≤ capacity`, else `ceil(excess·n/held)/n·output·t`, and
     /// `output·t` at most.
     ///
     /// `held` is the part of the KV cache that running sequences hold: `context`, or
@@ -110,7 +118,7 @@ impl Terms {
     /// Predicted seconds until the first token.
     #[must_use]
     pub fn first_token(&self) -> f64 {
-        self.queue + self.prefill + self.steps + self.memory
+        self.queue + self.prefill + self.load + self.steps + self.memory
     }
 }
 

@@ -11,6 +11,8 @@ fn idle(replica: usize) -> Candidate {
     Candidate {
         replica,
         matched: 0,
+        loaded: 0,
+        load_rate: 0.0,
         in_flight: 0,
         pending: 0,
         context: 0,
@@ -104,6 +106,36 @@ fn a_long_match_outweighs_a_busy_replica() {
         let replica = ["idle", "busy"][chosen(tokens, &[idle(0), busy], 0.0)];
         assert_eq!(replica, expected, "{matched} of {tokens} tokens matched, {pending} pending");
     }
+}
+
+/// A replica that would load `loaded` of these matched tokens at 4 µs each, where reading a prompt
+/// token takes 40.
+fn loading(replica: usize, matched: u32, loaded: u32) -> Candidate {
+    Candidate { matched, loaded, load_rate: 4e-6, ..idle(replica) }
+}
+
+#[test]
+fn a_near_copy_goes_before_a_far_one_and_a_far_one_before_computing() {
+    assert_eq!(chosen(8_000, &[loading(0, 7_984, 7_984), Candidate { matched: 7_984, ..idle(1) }], 0.0), 1);
+    assert_eq!(chosen(8_000, &[idle(0), loading(1, 7_984, 7_984)], 0.0), 1);
+    let terms = decide(8_000, &[loading(0, 7_984, 5_000)], 0.0, 1).choice().terms;
+    assert_close(terms.load, 0.02);
+    assert_close(terms.first_token(), terms.queue + terms.prefill + 0.02 + terms.steps + terms.memory);
+}
+
+#[test]
+fn an_idle_replica_computes_what_another_would_load_more_slowly() {
+    let slow = Candidate { load_rate: 1e-4, ..loading(1, 7_984, 7_984) };
+    assert_eq!(chosen(8_000, &[idle(0), slow], 0.0), 0);
+}
+
+#[test]
+fn loaded_tokens_need_room_in_the_cache() {
+    let full = Candidate { in_flight: 10, context: 6_000, capacity: 10_000, ..idle(0) };
+    let on_gpu = Candidate { matched: 7_984, ..full };
+    let on_host = Candidate { loaded: 7_984, ..on_gpu };
+    assert_eq!(decide(8_000, &[on_gpu], 0.0, 1).choice().terms.memory, 0.0);
+    assert!(decide(8_000, &[on_host], 0.0, 1).choice().terms.memory > 0.0);
 }
 
 #[test]
@@ -343,6 +375,8 @@ fn any_candidate() -> impl Strategy<Value = Candidate> {
         |((matched, in_flight, pending, context, capacity, budget), kv_use, overdue, rates, time_left, doubtful)| Candidate {
             replica: 0,
             matched,
+            loaded: matched / 2,
+            load_rate: overdue * 1e-6,
             in_flight,
             pending,
             context,

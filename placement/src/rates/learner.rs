@@ -6,6 +6,8 @@ use super::{LearnedRates, MAX_SLOWNESS, MIN_GAIN, MIN_SLOWNESS, Rates, Samples};
 pub struct FirstTokenSample {
     /// `Terms::first_token` when the request was placed.
     pub predicted_seconds: f64,
+    /// Part of that prediction for loading tokens from the host's memory.
+    pub load_seconds: f64,
     /// Rates behind that prediction.
     pub priced: Rates,
     /// Seconds from dispatch to the first token.
@@ -22,6 +24,10 @@ pub struct FirstTokenSample {
 
 /// Fewer computed tokens take about as long as an empty step and say nothing about speed.
 const MIN_SAMPLE_TOKENS: f64 = 256.0;
+
+/// Largest share of the prediction that loading may have. Beyond it a sample says little about the
+/// speed of prefill, because the speed of loading is not learned.
+const MAX_LOAD_SHARE: f64 = 0.5;
 
 /// With up to this many requests in flight, their decoding adds less to a step than its noise.
 const MAX_QUIET_IN_FLIGHT: u32 = 4;
@@ -82,7 +88,8 @@ impl RateLearner {
     pub fn learn_first_token(&mut self, seen: &FirstTokenSample, now: f64) {
         let ahead = seen.pending as f64;
         let uncached = f64::from(seen.uncached);
-        if !positive(seen.actual_seconds) || uncached + ahead < MIN_SAMPLE_TOKENS {
+        let is_mostly_load = seen.load_seconds > MAX_LOAD_SHARE * seen.predicted_seconds;
+        if !positive(seen.actual_seconds) || uncached + ahead < MIN_SAMPLE_TOKENS || is_mostly_load {
             return;
         }
         self.learned_at = now;
@@ -142,10 +149,11 @@ impl RateLearner {
 
     /// Learns from a sample without load.
     ///
-    /// With nothing else running, the time beyond a step is the prefill. At least a tenth of the
+    /// With nothing else running, the time beyond a step and the loading is the prefill. At least a tenth of the
     /// time is, in case a step is overestimated.
     fn learn_unloaded(&mut self, seen: &FirstTokenSample, work: f64) {
-        let prefill = (seen.actual_seconds - self.rates.step_seconds(seen.in_flight, 0)).max(seen.actual_seconds / 10.0);
+        let beside = self.rates.step_seconds(seen.in_flight, 0) + seen.load_seconds;
+        let prefill = (seen.actual_seconds - beside).max(seen.actual_seconds / 10.0);
         let factor = prefill / work;
         if positive(factor) {
             let gain = (1.0 / (self.quiet_samples + PRIOR_SAMPLES)).max(MIN_GAIN);

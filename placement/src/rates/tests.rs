@@ -23,6 +23,7 @@ impl Engine {
         let factor = if noise.u32(..40) == 0 { 5.0 } else { 0.8 + 0.4 * noise.f64() };
         let learned = learner.rates();
         let seen = FirstTokenSample {
+            load_seconds: 0.0,
             priced: learned,
             predicted_seconds: first_token(&learned, uncached, matched, pending, (in_flight, context)),
             actual_seconds: first_token(&self.rates, uncached, matched, pending, (in_flight, context)) * factor,
@@ -151,6 +152,7 @@ fn prefills_between_tokens_hardly_lengthen_the_learned_step() {
 fn short_prompts_do_not_teach_the_prefill_rate() {
     let mut learner = RateLearner::new(Rates::default());
     let seen = FirstTokenSample {
+        load_seconds: 0.0,
         priced: Rates::default(),
         predicted_seconds: 0.01,
         actual_seconds: 1.0,
@@ -167,6 +169,7 @@ fn short_prompts_do_not_teach_the_prefill_rate() {
 fn one_absurd_sample_changes_little() {
     let mut learner = RateLearner::new(Rates::default());
     let seen = FirstTokenSample {
+        load_seconds: 0.0,
         priced: Rates::default(),
         predicted_seconds: 0.1,
         actual_seconds: 1e6,
@@ -196,7 +199,7 @@ proptest! {
         for prior in [Rates::default(), Rates { step: prior[0], prefill: prior[1], attention: prior[2], decode: prior[3], context: prior[4], slowness: 1.0 }] {
             let mut learner = RateLearner::new(prior);
             for &(predicted_seconds, actual_seconds, uncached, matched, pending, in_flight) in &first_tokens {
-                let sample = FirstTokenSample { priced: prior, predicted_seconds, actual_seconds, uncached, matched, pending, in_flight };
+                let sample = FirstTokenSample { load_seconds: 0.0, priced: prior, predicted_seconds, actual_seconds, uncached, matched, pending, in_flight };
                 learner.learn_first_token(&sample, predicted_seconds);
             }
             for &(sequences, context, seconds) in &intervals {
@@ -352,6 +355,7 @@ fn a_replica_priced_at_the_mean_learns_its_true_speed() {
     for _ in 0..2_000 {
         let took = |rates: &Rates| first_token(rates, 4_000, 0, 20_000, (30, 60_000));
         let sample = FirstTokenSample {
+            load_seconds: 0.0,
             priced: Rates::default(),
             predicted_seconds: took(&Rates::default()),
             actual_seconds: took(&truth),
@@ -383,4 +387,30 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn loading_does_not_look_like_slow_prefill() {
+    let prior = Rates::default();
+    let (uncached, matched, load_seconds) = (2_000, 30_000, 0.05);
+    let exact = prior.step + prior.prefill_seconds(uncached, matched) + load_seconds;
+    let seen = FirstTokenSample {
+        predicted_seconds: exact,
+        load_seconds,
+        priced: prior,
+        actual_seconds: exact,
+        uncached,
+        matched,
+        pending: 0,
+        in_flight: 0,
+    };
+    let learned = |seen: FirstTokenSample| {
+        let mut learner = RateLearner::new(prior);
+        (0..50).for_each(|_| learner.learn_first_token(&seen, 0.0));
+        learner.rates().prefill / prior.prefill
+    };
+    assert!((learned(seen) - 1.0).abs() < 1e-6);
+    assert!(learned(FirstTokenSample { load_seconds: 0.0, ..seen }) > 1.2, "without it the sample would count as slow");
+    let mostly_load = FirstTokenSample { load_seconds: 0.4, predicted_seconds: 0.5, actual_seconds: 5.0, ..seen };
+    assert_eq!(learned(mostly_load), 1.0, "a sample that is mostly loading teaches nothing");
 }

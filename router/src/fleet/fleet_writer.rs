@@ -18,7 +18,7 @@ use super::gone_jobs::GoneJobs;
 use super::job::Job;
 use super::local_load::LocalLoad;
 use super::log_lines::LogLines;
-use super::replica_cache::ReplicaCache;
+use super::replica_cache::{CacheTier, ReplicaCache};
 use super::replica_status::{Phase, ReplicaLoad, ReplicaStatus};
 use super::view::{FleetView, Node, Replica};
 use crate::background::BackgroundTasks;
@@ -66,10 +66,11 @@ pub(crate) enum FleetUpdate {
         attachment: u64,
         job: Job,
     },
-    /// A replica's cache is now completely known, or no longer counts.
+    /// A tier of a replica's cache is now completely known, or no longer counts.
     CacheChanged {
         attachment: u64,
         index: u32,
+        tier: CacheTier,
         epoch: u64,
         cache: ReplicaCache,
     },
@@ -260,7 +261,8 @@ impl FleetWriter {
                 let (mut replicas, log_lines) = previous.map(|previous| (previous.replicas, previous.log_lines)).unwrap_or_default();
                 // The caches are reported again, to new replica slots.
                 for replica in replicas.values_mut().map(Arc::make_mut) {
-                    (replica.cache, replica.job) = (ReplicaCache::default(), None);
+                    replica.forget_caches();
+                    replica.job = None;
                 }
                 let described = Node { name: node.clone(), agent_version, agent_run: life, is_attached: true, directives, job: None };
                 let (last_report, events, arrival) = (Instant::now(), self.fleet.events.clone(), Some(arrival));
@@ -288,11 +290,11 @@ impl FleetWriter {
                 attached.replicas.values_mut().for_each(|replica| Arc::make_mut(replica).job.clone_from(&job));
                 attached.node.job = job;
             }
-            FleetUpdate::CacheChanged { attachment, index, epoch, cache } => {
+            FleetUpdate::CacheChanged { attachment, index, tier, epoch, cache } => {
                 let attached = self.nodes.values_mut().find(|attached| attached.attachment == attachment);
                 let replica = attached.and_then(|attached| attached.replicas.get_mut(&index));
                 if let Some(replica) = replica.filter(|replica| replica.epoch == epoch) {
-                    Arc::make_mut(replica).cache = cache;
+                    *Arc::make_mut(replica).cache_mut(tier) = cache;
                 }
             }
             FleetUpdate::Detached { attachment } => return self.detach(attachment),
@@ -321,7 +323,8 @@ impl FleetWriter {
         }
         self.gone_jobs.record(&attached.node, &attached.replicas, attached.last_report);
         for replica in attached.replicas.values_mut().map(Arc::make_mut) {
-            (replica.lease_lapsed, replica.cache) = (true, ReplicaCache::default());
+            replica.forget_caches();
+            replica.lease_lapsed = true;
             replica.last_report = attached.last_report;
         }
         if has_left {
@@ -440,7 +443,7 @@ impl AttachedNode {
                     let replica = Arc::make_mut(replica);
                     let before = (replica.state.phase, replica.epoch);
                     if replica.epoch != change.epoch {
-                        replica.cache = ReplicaCache::default();
+                        replica.forget_caches();
                     }
                     replica.epoch = change.epoch;
                     replica.lanes = self.lanes.clone();
@@ -492,6 +495,7 @@ impl AttachedNode {
             last_request: has_served.then_some(self.last_report),
             local_load: Arc::<LocalLoad>::default(),
             cache: ReplicaCache::default(),
+            host_cache: ReplicaCache::default(),
             lanes: self.lanes.clone(),
             job: self.node.job.clone(),
         };

@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::directives::Directives;
 use super::fleet_writer::{Fleet, FleetUpdate};
-use super::replica_cache::{CacheStats, ReplicaCache};
+use super::replica_cache::{CacheStats, CacheTier, ReplicaCache};
 use crate::background::BackgroundTasks;
 
 /// Most queued updates. A report that does not fit is dropped, and the whole cache is asked for
@@ -33,10 +33,11 @@ const SWEEP_INTERVAL: Duration = Duration::from_millis(5);
 /// Failed resyncs in a row after which an agent's cache reports are no longer believed.
 const MAX_FAILED_RESYNCS: u32 = 3;
 
-/// Changes in a replica's cache since its last report.
+/// Changes in one tier of a replica's cache since its last report.
 #[derive(Debug, Clone, Default)]
 pub(super) struct CacheReport {
     pub(super) index: u32,
+    pub(super) tier: CacheTier,
     pub(super) epoch: u64,
     /// The report begins a snapshot of the whole cache.
     pub(super) snapshot: bool,
@@ -65,7 +66,7 @@ impl CacheReportQueue {
     #[must_use]
     pub(crate) fn start(index: Arc<CacheIndex>, fleet: Fleet, tasks: &BackgroundTasks) -> Self {
         let (updates, received) = mpsc::channel(MAX_QUEUED_UPDATES);
-        let writer = IndexWriter { index, fleet, replicas: FxHashMap::default() };
+        let writer = IndexWriter { index, fleet, caches: FxHashMap::default() };
         tasks.spawn(writer.run(received));
         Self(updates)
     }
@@ -92,11 +93,18 @@ impl CacheReportQueue {
 struct IndexWriter {
     index: Arc<CacheIndex>,
     fleet: Fleet,
-    /// Keyed by attachment and by the replica's index on its node.
-    replicas: FxHashMap<(u64, u32), ReportedCache>,
+    caches: FxHashMap<CacheId, ReportedCache>,
 }
 
-/// The known cache of one life of a replica's engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct CacheId {
+    attachment: u64,
+    /// The replica's index on its node.
+    index: u32,
+    tier: CacheTier,
+}
+
+/// One tier of the known cache of one life of a replica's engine.
 #[derive(Debug)]
 struct ReportedCache {
     epoch: u64,
@@ -128,11 +136,11 @@ impl IndexWriter {
                 }
                 Ok(Some(CacheUpdate::Detached { attachment })) => {
                     leftovers = true;
-                    self.replicas.retain(|(of, _), known| {
-                        if *of == attachment {
+                    self.caches.retain(|id, known| {
+                        if id.attachment == attachment {
                             self.index.close(known.slot);
                         }
-                        *of != attachment
+                        id.attachment != attachment
                     });
                 }
                 Ok(None) => return,
@@ -142,11 +150,11 @@ impl IndexWriter {
     }
 
     async fn apply_report(&mut self, attachment: u64, directives: &Directives, report: CacheReport) {
-        let key = (attachment, report.index);
+        let id = CacheId { attachment, index: report.index, tier: report.tier };
         if report.snapshot {
-            self.begin_snapshot(key, report.epoch).await;
+            self.begin_snapshot(id, report.epoch).await;
         }
-        let Some(known) = self.replicas.get_mut(&key).filter(|known| known.epoch == report.epoch) else {
+        let Some(known) = self.caches.get_mut(&id).filter(|known| known.epoch == report.epoch) else {
             directives.resync_cache(vec![report.index]);
             return;
         };
@@ -180,27 +188,41 @@ impl IndexWriter {
         if usable != known.is_published {
             known.is_published = usable;
             let cache = ReplicaCache { slot: usable.then_some(known.slot), stats: known.stats.clone() };
-            self.fleet.update(FleetUpdate::CacheChanged { attachment, index: report.index, epoch: report.epoch, cache }).await;
+            self.publish(id, report.epoch, cache).await;
         }
     }
 
     /// Begins a new life, or the same one reported from its beginning. Earlier knowledge no longer
     /// counts.
-    async fn begin_snapshot(&mut self, key: (u64, u32), epoch: u64) {
+    async fn begin_snapshot(&mut self, id: CacheId, epoch: u64) {
+        self.close_former_host_tier(id, epoch);
         let slot = self.index.open();
         let mut next =
             ReportedCache { epoch, slot, is_published: false, awaits_snapshot: false, consecutive_mismatches: 0, stats: Arc::default() };
-        if let Some(known) = self.replicas.remove(&key) {
+        if let Some(known) = self.caches.remove(&id) {
             if known.epoch == epoch {
                 (next.consecutive_mismatches, next.stats) = (known.consecutive_mismatches, known.stats);
             }
             if known.is_published {
                 let cache = ReplicaCache { slot: None, stats: next.stats.clone() };
-                self.fleet.update(FleetUpdate::CacheChanged { attachment: key.0, index: key.1, epoch, cache }).await;
+                self.publish(id, epoch, cache).await;
             }
             self.index.close(known.slot);
         }
-        self.replicas.insert(key, next);
+        self.caches.insert(id, next);
+    }
+
+    /// Forgets the host tier of a former life when the GPU's cache of another one begins. The new
+    /// life may never have such a tier.
+    fn close_former_host_tier(&mut self, id: CacheId, epoch: u64) {
+        let host = CacheId { tier: CacheTier::Host, ..id };
+        if id.tier == CacheTier::Gpu && self.caches.get(&host).is_some_and(|known| known.epoch != epoch) {
+            self.caches.remove(&host).into_iter().for_each(|known| self.index.close(known.slot));
+        }
+    }
+
+    async fn publish(&self, CacheId { attachment, index, tier }: CacheId, epoch: u64, cache: ReplicaCache) {
+        self.fleet.update(FleetUpdate::CacheChanged { attachment, index, tier, epoch, cache }).await;
     }
 }
 

@@ -39,7 +39,7 @@ pub(crate) use view::{FleetView, Node, Replica};
 #[cfg(test)]
 pub(crate) use {
     fleet_writer::FleetUpdate,
-    replica_cache::ReplicaCache,
+    replica_cache::{CacheTier, ReplicaCache},
     replica_status::{EngineLoad, ReplicaLoad, ReplicaStatus},
 };
 

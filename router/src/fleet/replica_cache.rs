@@ -1,14 +1,37 @@
-//! The known cached blocks of one engine, as the view shows them.
+//! The known cached blocks of one engine, as the view shows them, one set for each tier.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use hostler_placement::affinity::ReplicaSlot;
 
-/// A router's knowledge of the blocks that one life of an engine has cached.
+/// Memory in which an engine caches blocks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum CacheTier {
+    #[default]
+    Gpu,
+    /// The host's memory, from which blocks are loaded into the GPU's.
+    Host,
+}
+
+impl CacheTier {
+    /// The highest number of a tier that this release knows.
+    pub(crate) const HIGHEST: u32 = 1;
+
+    /// The tier of this number in cache reports.
+    pub(crate) fn from_number(number: u32) -> Option<Self> {
+        match number {
+            0 => Some(Self::Gpu),
+            Self::HIGHEST => Some(Self::Host),
+            _ => None,
+        }
+    }
+}
+
+/// A router's knowledge of the blocks that one life of an engine has cached in one tier.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ReplicaCache {
-    /// The replica's slot in the cache index; `None` while its cache is not completely known.
+    /// The tier's slot in the cache index; `None` while its blocks are not completely known.
     pub slot: Option<ReplicaSlot>,
     pub stats: Arc<CacheStats>,
 }

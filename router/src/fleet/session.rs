@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use futures_util::Stream;
 use hostler_placement::affinity::ChainGaps;
+use hostler_placement::cost::load_seconds_per_token;
 use hostler_prompt::Dialect;
 use hostler_proto::PROTOCOL;
 use hostler_proto::agent::v1 as wire;
@@ -30,6 +31,7 @@ use super::fleet_writer::{Fleet, FleetUpdate, ReplicaChange};
 use super::index_writer::{CacheReport, CacheReportQueue, CacheUpdate};
 use super::load_turns::LoadTurns;
 use super::log_lines::LogLines;
+use super::replica_cache::CacheTier;
 use super::replica_status::{EngineLaunch, EngineLoad, Model, Phase, ReplicaLoad, ReplicaStatus, ResumeChecks};
 use super::view::MAX_CONTEXT_TOKENS;
 use crate::background::BackgroundTasks;
@@ -100,6 +102,7 @@ pub(crate) async fn attach(
         ticket: ticket.secret().clone(),
         lease_ms: u32::try_from(sessions.fleet.lease().as_millis()).unwrap_or(u32::MAX),
         max_loads: sessions.load_turns.max_loads(),
+        cache_tiers: CacheTier::HIGHEST,
     };
     let (directives, messages) = Directives::connect();
     directives.send(ToAgent::Welcome(welcome)).await?;
@@ -198,9 +201,9 @@ struct Session {
     lanes: Arc<Lanes>,
     /// The sequence number that the next report must have.
     next_sequence: u64,
-    /// Replicas whose cache reports found no room in the queue. Their further reports are dropped
-    /// until the next snapshot.
-    stale_caches: BTreeSet<u32>,
+    /// Caches whose reports found no room in the queue, by replica and tier. Their further reports
+    /// are dropped until the next snapshot.
+    stale_caches: BTreeSet<(u32, CacheTier)>,
     last_resync: Instant,
     log_lines: LogLines,
 }
@@ -271,7 +274,7 @@ impl Session {
             }
             Some(FromAgent::Cache(report)) => {
                 check_index(report.index)?;
-                self.forward_cache_report(cache_report(report));
+                cache_report(report).into_iter().for_each(|report| self.forward_cache_report(report));
             }
             Some(FromAgent::Answer(answer)) => self.directives.deliver_answer(answer),
             Some(FromAgent::File(part)) => self.file_part(part),
@@ -326,15 +329,15 @@ impl Session {
     /// Load, phase and lease come by the same stream and must not be late. If the index writer is
     /// behind, the report is dropped and the whole cache is requested later.
     fn forward_cache_report(&mut self, report: CacheReport) {
-        let index = report.index;
+        let cache = (report.index, report.tier);
         if report.snapshot {
-            self.stale_caches.remove(&index);
+            self.stale_caches.remove(&cache);
         }
         let (attachment, directives) = (self.attachment, self.directives.clone());
-        if self.stale_caches.contains(&index)
+        if self.stale_caches.contains(&cache)
             || !self.sessions.cache_reports.try_send(CacheUpdate::Reported { attachment, directives, report })
         {
-            self.stale_caches.insert(index);
+            self.stale_caches.insert(cache);
         }
     }
 
@@ -342,7 +345,7 @@ impl Session {
     fn resync_stale_caches(&mut self) {
         if !self.stale_caches.is_empty() && self.last_resync.elapsed() > RESYNC_RETRY_INTERVAL && self.sessions.cache_reports.has_room() {
             self.last_resync = Instant::now();
-            let indices = self.stale_caches.iter().copied().collect();
+            let indices = self.stale_caches.iter().map(|(index, _)| *index).collect();
             self.directives.resync_cache(indices);
         }
     }
@@ -390,9 +393,10 @@ fn files_hash(files: &wire::PromptFiles) -> Option<FilesHash> {
     files.hash[..].try_into().ok()
 }
 
-fn cache_report(report: wire::CacheReport) -> CacheReport {
-    let wire::CacheReport { index, epoch, snapshot, partial, stored, removed, count, digest } = report;
-    CacheReport { index, epoch, snapshot, partial, stored, removed, count, digest }
+/// A report in the router's terms; `None` of a tier that this release does not know.
+fn cache_report(report: wire::CacheReport) -> Option<CacheReport> {
+    let wire::CacheReport { index, epoch, snapshot, partial, stored, removed, count, digest, tier } = report;
+    Some(CacheReport { index, tier: CacheTier::from_number(tier)?, epoch, snapshot, partial, stored, removed, count, digest })
 }
 
 fn reported_crash(crash: &wire::EngineCrash) -> ReportedCrash {
@@ -427,6 +431,7 @@ fn parse_status(state: &wire::ReplicaState) -> ReplicaStatus {
         launch,
         engine_socket: state.engine_socket.clone(),
         token_budget: state.token_budget,
+        load_seconds_per_token: load_seconds_per_token(state.launch.as_ref().map_or(0, |launch| launch.kv_token_bytes)),
         block_tokens: watch.map_or(0, |watch| watch.block_size),
         exact_cache: watch.filter(|watch| watch.exact).map(|watch| if watch.has_holes { ChainGaps::Possible } else { ChainGaps::None }),
         restarts: state.restarts,

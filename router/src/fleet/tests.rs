@@ -298,6 +298,7 @@ async fn cache_knowledge_counts_for_one_engine_life() {
     let slot = hostler_placement::affinity::CacheIndex::new().open();
     let known = |epoch| FleetUpdate::CacheChanged {
         attachment: 1,
+        tier: CacheTier::Gpu,
         index: 0,
         epoch,
         cache: ReplicaCache { slot: Some(slot), ..ReplicaCache::default() },

@@ -15,7 +15,7 @@ use super::directives::Directives;
 use super::expectation::{EntryUse, Expectation, Expectations};
 use super::job::{GoneJob, Job};
 use super::local_load::LocalLoad;
-use super::replica_cache::ReplicaCache;
+use super::replica_cache::{CacheTier, ReplicaCache};
 use super::replica_status::{Model, Phase, ReplicaLoad, ReplicaStatus};
 use crate::engine_life::EngineLife;
 use crate::lanes::Lanes;
@@ -53,13 +53,27 @@ pub(crate) struct Replica {
     /// When the agent last reported another request, of any router.
     pub last_request: Option<Instant>,
     pub local_load: Arc<LocalLoad>,
+    /// The blocks in the GPU's memory.
     pub cache: ReplicaCache,
+    /// Those in the host's memory, if the engine keeps copies there.
+    pub host_cache: ReplicaCache,
     pub lanes: Arc<Lanes>,
     /// The batch job that the agent runs in, shared by all replicas of the node.
     pub job: Option<Arc<Job>>,
 }
 
 impl Replica {
+    pub(super) fn cache_mut(&mut self, tier: CacheTier) -> &mut ReplicaCache {
+        match tier {
+            CacheTier::Gpu => &mut self.cache,
+            CacheTier::Host => &mut self.host_cache,
+        }
+    }
+
+    pub(super) fn forget_caches(&mut self) {
+        (self.cache, self.host_cache) = (ReplicaCache::default(), ReplicaCache::default());
+    }
+
     /// The longest context that the agent reports, in tokens.
     #[must_use]
     pub(crate) fn max_context_tokens(&self) -> u64 {

@@ -85,6 +85,7 @@ impl PlacementFeedback {
         if self.is_reliable {
             let sample = FirstTokenSample {
                 predicted_seconds: choice.terms.first_token(),
+                load_seconds: choice.terms.load,
                 priced: choice.candidate.rates,
                 actual_seconds: took,
                 uncached: choice.uncached,
@@ -138,8 +139,9 @@ impl PlacementFeedback {
         }
         let Some(cached) = usage.and_then(|usage| usage.cached_tokens) else { return };
         let cached_tokens = u32::try_from(cached).unwrap_or(u32::MAX);
-        let predicted = self.decision.decision.choice().candidate.matched;
-        self.placer.metrics.record_cached_tokens(self.decision.level, predicted, cached_tokens);
+        let candidate = &self.decision.decision.choice().candidate;
+        let predicted = candidate.matched;
+        self.placer.metrics.record_cached_tokens(self.decision.level, (predicted, candidate.loaded), cached_tokens);
         if let Some((slot, keys)) = &self.approx_prefix_blocks {
             // Convert to the unit of the approximate prefix, whose tokens are estimates.
             let cached = scale_tokens(self.decision.prompt_tokens, cached, usage.map_or(1, |usage| usage.prompt_tokens));

@@ -2,6 +2,7 @@
 //! beginning is cached, and prices each replica. The choice itself is the placement crate's, which
 //! knows neither requests nor views.
 
+mod cache_lookup;
 mod decisions;
 mod feedback;
 mod output_lengths;
@@ -15,7 +16,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use arc_swap::Guard;
-use hostler_placement::affinity::{ApproxPrefixIndex, CacheIndex, ChainGaps, InFlightOverlay, Popularity, PromptToMatch, ReplicaSlot};
+use hostler_placement::affinity::{ApproxPrefixIndex, CacheIndex, ChainGaps, InFlightOverlay, Popularity, ReplicaSlot};
 use hostler_placement::block_keys::{BlockKey, TEXT_BLOCK_TOKENS};
 use hostler_placement::cost::{Candidate, CandidateCost, Conditions, Decision, PricingInput, excess_sequences, has_room, place};
 use hostler_placement::offered_work::OfferedWork;
@@ -31,6 +32,7 @@ pub(crate) use prompt::{PlacementRequest, Prompt, mentions_media};
 pub(crate) use queue::{DispatchTurn, MAX_QUEUED_BYTES, Overload, QueueLimits, QueueShare, QueueSlot, RequestQueue, WaitEstimate};
 pub(crate) use tokenizer_upkeep::maintain_tokenizers;
 
+use self::cache_lookup::{CacheKnowledge, KnownCache};
 use crate::cache_level::CacheLevel;
 use crate::fleet::{Fleet, FleetView, InFlight, InFlightCost, Replica};
 use crate::metrics::RouterMetrics;
@@ -40,9 +42,6 @@ use output_lengths::SharedOutputLengths;
 
 /// Most decisions that can still be explained.
 pub(crate) const MAX_RECORDED_DECISIONS: usize = 10_000;
-
-/// Text blocks that a replica of unknown cache size is assumed to hold.
-const DEFAULT_TEXT_BLOCKS: u64 = 8192;
 
 /// Tokens by which an approximate prefix may be wrong without any eviction. Blocks of text and of
 /// tokens end in different places.
@@ -133,22 +132,6 @@ impl ChosenReplica {
     }
 }
 
-#[derive(Debug, Clone, Copy)]
-enum CacheKnowledge {
-    /// The cache index has the cache, in blocks of so many tokens.
-    Exact(ReplicaSlot, ChainGaps, u32),
-    /// The approximate prefix records what this router has sent to the replica.
-    Approximate(ReplicaSlot),
-    /// Nothing is known, because the prompt is not understood.
-    Unknown,
-}
-
-impl CacheKnowledge {
-    fn block_tokens(&self) -> Option<u32> {
-        if let Self::Exact(.., block_tokens) = self { Some(*block_tokens) } else { None }
-    }
-}
-
 /// The tables of one choice. Each thread keeps their memory for its next choice, so a larger fleet
 /// needs no allocations. Only the cache index, the approximate prefix and the overlay still
 /// allocate some bytes for each replica.
@@ -163,6 +146,9 @@ struct PlacementScratch {
     rows: Vec<usize>,
     /// Slots of these rows' replicas in the cache index.
     exact_slots: Vec<(ReplicaSlot, ChainGaps)>,
+    /// Rows of replicas with a host tier, and the slots of those tiers.
+    host_rows: Vec<usize>,
+    host_slots: Vec<(ReplicaSlot, ChainGaps)>,
     /// Slots of these rows' replicas in the approximate prefix.
     approx_prefix_slots: Vec<ReplicaSlot>,
 }
@@ -261,7 +247,7 @@ impl Placer {
         if tables.candidates.is_empty() {
             return None;
         }
-        self.look_up_caches(prompt, tables);
+        self.look_up_caches(&view, prompt, tables);
         let PlacementScratch { candidates, priced, .. } = tables;
         let mean = pool.mean(seconds);
         // Read the rates again: keeping each candidate's until all are known would cost more. They
@@ -279,7 +265,7 @@ impl Placer {
         let choice = &decision.choice().candidate;
         let (replica, is_window_open) = (view.replicas[choice.replica].clone(), self.prefill_windows.is_open(choice.in_flight, now));
         let (level, slot, block_tokens) = match self.cache_knowledge(prompt, &replica) {
-            CacheKnowledge::Exact(slot, _, block_tokens) => (CacheLevel::Exact, Some(slot), block_tokens),
+            CacheKnowledge::Exact(KnownCache { slot, block_tokens, .. }) => (CacheLevel::Exact, Some(slot), block_tokens),
             CacheKnowledge::Approximate(slot) => (CacheLevel::Text, Some(slot), TEXT_BLOCK_TOKENS),
             CacheKnowledge::Unknown => (CacheLevel::Load, None, 0),
         };
@@ -337,66 +323,6 @@ impl Placer {
         chosen.replica.local_load.start_request(cost, pledge)
     }
 
-    fn cache_knowledge(&self, prompt: &Prompt, replica: &Replica) -> CacheKnowledge {
-        if let (Some(gaps), Some(slot)) = (replica.state.exact_cache, replica.cache.slot)
-            && prompt.is_exact_for(replica.state.token_rules())
-            && let Some(block_tokens) = block_tokens(replica)
-        {
-            return CacheKnowledge::Exact(slot, gaps, block_tokens);
-        }
-        if prompt.text_keys().is_empty() {
-            return CacheKnowledge::Unknown;
-        }
-        let blocks = || match kv_capacity_tokens(replica) / u64::from(TEXT_BLOCK_TOKENS) {
-            0 => DEFAULT_TEXT_BLOCKS,
-            blocks => blocks,
-        };
-        CacheKnowledge::Approximate(replica.local_load.approx_prefix_slot(replica.epoch, &self.approx_prefix, blocks))
-    }
-
-    /// Looks up how many prompt tokens each candidate has cached or will have.
-    fn look_up_caches(&self, prompt: &Prompt, tables: &mut PlacementScratch) {
-        let PlacementScratch { candidates, cache_knowledge, rows, exact_slots, approx_prefix_slots, .. } = tables;
-        let mut size = 0;
-        // Handle one block size after another. Usually there is only one.
-        while let Some(larger) = cache_knowledge.iter().filter_map(CacheKnowledge::block_tokens).filter(|of| *of > size).min() {
-            size = larger;
-            rows.clear();
-            exact_slots.clear();
-            for (row, cache_knowledge) in cache_knowledge.iter().enumerate() {
-                if let CacheKnowledge::Exact(slot, holes, of) = *cache_knowledge
-                    && of == size
-                {
-                    rows.push(row);
-                    exact_slots.push((slot, holes));
-                }
-            }
-            let keys = prompt.token_keys(size);
-            let mut blocks = self.index.matched_blocks(&keys, exact_slots);
-            let text: &[BlockKey] = if self.overlay.has_partly_read() { prompt.text_keys() } else { &[] };
-            self.overlay.raise_matches(&PromptToMatch { keys: &keys, blocks: prompt.block_count(size), text }, exact_slots, &mut blocks);
-            // An engine computes at least the last token of a prompt, and with it that token's
-            // whole block.
-            let most = prompt.token_count().saturating_sub(1) / size;
-            for (row, blocks) in rows.iter().zip(blocks) {
-                candidates[*row].matched = blocks.min(most) * size;
-            }
-        }
-        rows.clear();
-        approx_prefix_slots.clear();
-        for (row, cache_knowledge) in cache_knowledge.iter().enumerate() {
-            if let CacheKnowledge::Approximate(slot) = *cache_knowledge {
-                rows.push(row);
-                approx_prefix_slots.push(slot);
-            }
-        }
-        if !rows.is_empty() {
-            for (row, blocks) in rows.iter().zip(self.approx_prefix.matched_blocks(prompt.text_keys(), approx_prefix_slots)) {
-                candidates[*row].matched = (blocks * TEXT_BLOCK_TOKENS).min(prompt.token_count());
-            }
-        }
-    }
-
     /// Corrects an approximate prefix by the engine's report of cached tokens. The engine has
     /// meanwhile computed, and so cached, all of the prompt again.
     fn correct_approx_prefix(&self, slot: ReplicaSlot, keys: &[BlockKey], predicted: u32, cached: u32) {
@@ -433,6 +359,8 @@ fn candidate(view: &FleetView, replica: &Replica, sequences: u32, (now, seconds)
     Candidate {
         replica: 0,
         matched: 0,
+        loaded: 0,
+        load_rate: 0.0,
         in_flight: local.sequences().saturating_add(load.in_flight_elsewhere).max(load.engine.running.saturating_add(load.engine.waiting)),
         pending: local.pending_tokens().saturating_add(load.pending_tokens_elsewhere),
         context: local.context_tokens().saturating_add(load.context_tokens_elsewhere),

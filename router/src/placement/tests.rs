@@ -9,7 +9,7 @@ use hostler_prompt::Dialect;
 use super::prompt::tests::{exact, stream, text};
 use super::*;
 use crate::fleet::tests::{ReplicaChange, attach, attach_node, fleet, ready, report, report_job, state};
-use crate::fleet::{EngineLaunch, EngineLoad, FleetUpdate, Phase, ReplicaCache, ReplicaLoad, ReplicaStatus};
+use crate::fleet::{CacheTier, EngineLaunch, EngineLoad, FleetUpdate, Phase, ReplicaCache, ReplicaLoad, ReplicaStatus};
 use crate::lanes::Lane;
 use crate::prompt::FilesHash;
 use crate::prompt::tests::{Answers, serve};
@@ -36,7 +36,7 @@ impl Fixture {
         let slots: Vec<ReplicaSlot> = (0..replicas).map(|_| fixture.index.open()).collect();
         for (index, slot) in (0..).zip(&slots) {
             let cache = ReplicaCache { slot: Some(*slot), ..ReplicaCache::default() };
-            fixture.fleet.update(FleetUpdate::CacheChanged { attachment: 1, index, epoch: 1, cache }).await;
+            fixture.fleet.update(FleetUpdate::CacheChanged { attachment: 1, tier: CacheTier::Gpu, index, epoch: 1, cache }).await;
         }
         report(&fixture.fleet, 1, false, Vec::new()).await;
         (fixture, slots)
@@ -234,6 +234,27 @@ async fn a_prompt_goes_where_the_most_of_it_is_cached() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_prompt_goes_where_its_beginning_lies_on_the_host_and_what_the_gpu_has_is_not_loaded() {
+    let (fixture, slots) = Fixture::known(3).await;
+    let prompt = exact(4000, FILES);
+    let keys = prompt.token_keys(BLOCK);
+    fixture.index.store(slots[0], &keys[..100]);
+    fixture.index.store(slots[2], &keys[..50]);
+    let host = fixture.index.open();
+    fixture.index.store(host, &keys[..200]);
+    let cache = ReplicaCache { slot: Some(host), ..ReplicaCache::default() };
+    fixture.fleet.update(FleetUpdate::CacheChanged { attachment: 1, tier: CacheTier::Host, index: 2, epoch: 1, cache }).await;
+    report(&fixture.fleet, 1, false, Vec::new()).await;
+    let chosen = fixture.choose(&prompt);
+    let candidate = chosen.decision.choice().candidate;
+    assert_eq!((&*chosen.replica.id, candidate.matched, candidate.loaded), ("n/2", 3200, 2400));
+    assert_eq!(fixture.matched(&prompt), [1600, 0, 3200]);
+    // A tier that has less than the GPU adds nothing.
+    fixture.index.remove(host, &keys[30..]);
+    assert_eq!(fixture.matched(&prompt), [1600, 0, 800]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_prompt_without_candidates_counts_as_no_arrival() {
     let (fixture, _) = Fixture::known(1).await;
     let prompt = exact(4000, FILES);
@@ -297,13 +318,19 @@ async fn tokens_of_another_tokenizer_are_ignored() {
 #[tokio::test(start_paused = true)]
 async fn an_unknown_cache_is_predicted_from_the_approximate_prefix() {
     let (fixture, _) = Fixture::known(2).await;
-    fixture.fleet.update(FleetUpdate::CacheChanged { attachment: 1, index: 0, epoch: 1, cache: ReplicaCache::default() }).await;
+    fixture
+        .fleet
+        .update(FleetUpdate::CacheChanged { attachment: 1, tier: CacheTier::Gpu, index: 0, epoch: 1, cache: ReplicaCache::default() })
+        .await;
     report(&fixture.fleet, 1, false, Vec::new()).await;
     let view = fixture.fleet.view();
     let prompt = text(&"a".repeat(4000));
     assert!(matches!(fixture.placer.cache_knowledge(&prompt, &view.replicas[0]), CacheKnowledge::Approximate(_)));
     let prompt = exact(4000, FILES);
-    assert!(matches!(fixture.placer.cache_knowledge(&prompt, &view.replicas[1]), CacheKnowledge::Exact(_, ChainGaps::None, BLOCK)));
+    assert!(matches!(
+        fixture.placer.cache_knowledge(&prompt, &view.replicas[1]),
+        CacheKnowledge::Exact(KnownCache { block_tokens: BLOCK, .. })
+    ));
 }
 
 #[tokio::test(start_paused = true)]
@@ -316,7 +343,7 @@ async fn an_empty_caches_block_size_comes_from_its_figures() {
     assert!(matches!(known(), CacheKnowledge::Unknown), "nobody has said");
     let load = ReplicaLoad { engine: EngineLoad { block_tokens: 32, ..EngineLoad::default() }, ..ReplicaLoad::default() };
     report(&fixture.fleet, 1, false, vec![ReplicaChange { state: None, load: Some(load), ..ready(0) }]).await;
-    assert!(matches!(known(), CacheKnowledge::Exact(_, ChainGaps::None, 32)));
+    assert!(matches!(known(), CacheKnowledge::Exact(KnownCache { block_tokens: 32, .. })));
 }
 
 #[tokio::test(start_paused = true)]

@@ -115,6 +115,7 @@ impl EngineHandle {
             batched_tokens: args.max_num_batched_tokens,
             block_size: args.block_size,
             blocks: args.num_gpu_blocks_override.saturating_sub(1),
+            host_blocks: args.sim_host_blocks,
             kv_events: false,
         };
         let stepping = Stepping {

@@ -126,7 +126,7 @@ impl Stepping {
     }
 
     fn step_time(&self, step: Step) -> Duration {
-        let time = self.args.step_time(step.prefill_tokens, step.decodes);
+        let time = self.args.step_time(step);
         let slowed = time.as_secs_f64() * self.faults.slowness().max(0.0);
         // A huge factor must not overflow the clock.
         Duration::try_from_secs_f64(slowed).unwrap_or(time).min(Duration::from_secs(3600))

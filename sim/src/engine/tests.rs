@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use super::*;
 use crate::faults::Fault;
 use crate::metrics::render;
+use crate::scheduler::Step;
 
 /// An engine with 10 ms steps whose task runs.
 fn start(flags: &[&str]) -> EngineHandle {
@@ -72,7 +73,7 @@ async fn all_sequences_of_a_step_emit_together() {
 #[tokio::test(start_paused = true)]
 async fn the_step_grows_with_its_work() {
     let args = EngineArgs::from_flags(&["--sim-step-ms", "5", "--sim-prefill-us", "10", "--sim-decode-us", "100"]);
-    assert_eq!(args.step_time(1000, 20), Duration::from_millis(5 + 10 + 2));
+    assert_eq!(args.step_time(Step { prefill_tokens: 1000, loaded_tokens: 0, decodes: 20 }), Duration::from_millis(5 + 10 + 2));
     let core = start(&[]);
     core.faults.set(Fault::Slow { factor: 7.0 });
     let begin = Instant::now();

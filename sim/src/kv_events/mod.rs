@@ -71,6 +71,18 @@ impl Event {
         self
     }
 
+    /// The same blocks in the host's memory. vLLM leaves their extra keys out.
+    pub(crate) fn on_host(mut self) -> Self {
+        if let Self::BlockStored { medium, extra_keys, .. } = &mut self {
+            (*medium, *extra_keys) = (Some(Cow::Borrowed("CPU")), None);
+        }
+        self
+    }
+
+    pub(crate) fn removed_from_host(hash: u64) -> Self {
+        Self::BlockRemoved { block_hashes: vec![hash], medium: Some(Cow::Borrowed("CPU")), group_idx: Some(0) }
+    }
+
     /// Removal of one block; vLLM sends one event for each.
     pub(crate) fn removed(hash: u64) -> Self {
         Self::BlockRemoved { block_hashes: vec![hash], medium: Some(Cow::Borrowed("GPU")), group_idx: Some(0) }

@@ -15,6 +15,7 @@ use std::collections::VecDeque;
 
 pub(crate) use sequence::{Limit, Sequence};
 
+use crate::host_tier::HostTier;
 use crate::kv_events::Event;
 use crate::mailbox::Finish;
 use crate::prefix_cache::BlockPool;
@@ -25,6 +26,8 @@ pub(crate) struct Limits {
     pub(crate) batched_tokens: usize,
     pub(crate) block_size: usize,
     pub(crate) blocks: usize,
+    /// Blocks of copies in the host's memory.
+    pub(crate) host_blocks: usize,
     pub(crate) kv_events: bool,
 }
 
@@ -33,6 +36,8 @@ pub(crate) struct Limits {
 pub(crate) struct Step {
     /// Prompt tokens computed.
     pub(crate) prefill_tokens: usize,
+    /// Prompt tokens loaded from the host's memory.
+    pub(crate) loaded_tokens: usize,
     /// Sequences that compute one generated token.
     pub(crate) decodes: usize,
 }
@@ -53,6 +58,7 @@ pub(crate) struct SchedulerCounters {
 pub(crate) struct Scheduler {
     limits: Limits,
     pool: BlockPool,
+    host: HostTier,
     waiting: VecDeque<Sequence>,
     running: Vec<Sequence>,
     events: Vec<Event>,
@@ -64,6 +70,7 @@ impl Scheduler {
         Self {
             limits,
             pool: BlockPool::new(limits.blocks),
+            host: HostTier::new(limits.host_blocks),
             waiting: VecDeque::new(),
             running: Vec::new(),
             events: Vec::new(),
@@ -102,7 +109,8 @@ impl Scheduler {
             self.plan_waiting(&mut budget);
         }
         let mut step = Step::default();
-        for sequence in &self.running {
+        for sequence in &mut self.running {
+            step.loaded_tokens += std::mem::take(&mut sequence.loading);
             if sequence.is_decoding() {
                 step.decodes += sequence.scheduled.min(1);
             } else {
@@ -117,6 +125,9 @@ impl Scheduler {
         let (pool, tally) = (&mut self.pool, &mut self.tally);
         self.running.retain_mut(|sequence| {
             sequence.computed += std::mem::take(&mut sequence.scheduled);
+            if self.host.has_room() {
+                copy_to_host(&mut self.host, sequence, self.limits, &mut self.events);
+            }
             if sequence.computed < sequence.len() {
                 return true;
             }
@@ -145,6 +156,10 @@ impl Scheduler {
     /// As in vLLM, the event goes out with the next step.
     pub(crate) fn reset_cache(&mut self) -> bool {
         let cleared = self.pool.clear();
+        if cleared {
+            // Like a reset that includes vLLM's connectors.
+            self.host.clear();
+        }
         if cleared && self.limits.kv_events {
             self.events.push(Event::AllBlocksCleared);
         }
@@ -226,19 +241,24 @@ impl Scheduler {
         // The last token is always computed, because its result is the next token.
         let matchable = (sequence.len() - 1) / size;
         let matched = self.pool.matched(&sequence.hashes()[..matchable]);
-        let cached = matched.len() * size;
+        let loaded = self.host.matched(&sequence.hashes()[matched.len()..matchable]);
+        let cached = (matched.len() + loaded) * size;
         let tokens = (sequence.len() - cached).min(budget);
         let missing = (cached + tokens).div_ceil(size) - matched.len();
         if missing + self.pool.idle_among(&matched) > self.pool.idle() {
             return false;
         }
         self.pool.reference(&matched);
+        self.host.touch(sequence.hashes());
+        let on_gpu = matched.len();
         sequence.blocks = matched;
         assert!(self.pool.allocate(missing, &mut sequence.blocks), "room was checked above");
         if sequence.start(cached, tokens) {
             self.tally.queried_tokens += sequence.prompt_length();
             self.tally.cached_tokens += cached;
         }
+        // Loaded blocks are stored on the GPU like computed ones.
+        (sequence.stored, sequence.loading) = (on_gpu, loaded * size);
         true
     }
 
@@ -264,6 +284,24 @@ impl Scheduler {
         }
         if self.limits.kv_events {
             self.events.push(sequence.stored_event(already..full));
+        }
+    }
+}
+
+/// Copies a sequence's computed blocks to the host's memory, as far as they have no copies there.
+fn copy_to_host(host: &mut HostTier, sequence: &mut Sequence, limits: Limits, events: &mut Vec<Event>) {
+    let full = sequence.computed / limits.block_size;
+    let already = sequence.copied;
+    sequence.copied = full.max(already);
+    for position in already..full {
+        let hash = sequence.hashes()[position];
+        if host.holds(hash) {
+            continue;
+        }
+        let dropped = host.store(hash);
+        if limits.kv_events {
+            events.extend(dropped.map(Event::removed_from_host));
+            events.push(sequence.copied_event(position));
         }
     }
 }

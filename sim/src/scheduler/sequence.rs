@@ -41,6 +41,10 @@ pub(crate) struct Sequence {
     pub(super) scheduled: usize,
     /// Blocks that carry a hash.
     pub(super) stored: usize,
+    /// Tokens that the next step loads from the host's memory.
+    pub(super) loading: usize,
+    /// Blocks that have been offered to the host's memory.
+    pub(super) copied: usize,
 }
 
 impl Sequence {
@@ -63,6 +67,8 @@ impl Sequence {
             computed: 0,
             scheduled: 0,
             stored: 0,
+            loading: 0,
+            copied: 0,
         }
     }
 
@@ -128,6 +134,7 @@ impl Sequence {
         self.computed = 0;
         self.scheduled = 0;
         self.stored = 0;
+        self.loading = 0;
     }
 
     pub(super) fn emit(&mut self) -> Option<Finish> {
@@ -159,6 +166,11 @@ impl Sequence {
         });
         let keys = keys.collect();
         Event::stored(self.hashes[blocks].to_vec(), parent, self.tokens[tokens].to_vec(), keys).of_adapter(self.adapter.clone())
+    }
+
+    /// Event of a block that was copied to the host's memory.
+    pub(super) fn copied_event(&self, position: usize) -> Event {
+        self.stored_event(position..position + 1).on_host()
     }
 
     fn hash_full_blocks(&mut self) {

@@ -13,7 +13,7 @@ use crate::tokens::Continuation;
 const BLOCK: usize = 4;
 
 fn scheduler(sequences: usize, batched_tokens: usize, blocks: usize) -> Scheduler {
-    Scheduler::new(Limits { sequences, batched_tokens, block_size: BLOCK, blocks, kv_events: true })
+    Scheduler::new(Limits { sequences, batched_tokens, block_size: BLOCK, blocks, host_blocks: 0, kv_events: true })
 }
 
 fn sequence(prompt: &[u32], tokens: usize) -> (Sequence, Arc<Mailbox>) {
@@ -51,14 +51,36 @@ fn run_to_end(scheduler: &mut Scheduler) {
 }
 
 #[test]
+fn blocks_that_have_left_the_gpu_are_loaded_from_the_host() {
+    let limits = Limits { sequences: 4, batched_tokens: 100, block_size: BLOCK, blocks: 6, host_blocks: 100, kv_events: true };
+    let mut scheduler = Scheduler::new(limits);
+    let (first, other): (Vec<u32>, Vec<u32>) = ((0..18).collect(), (100..120).collect());
+    for tokens in [&first, &other] {
+        scheduler.add(sequence(tokens, 1).0);
+        run_to_end(&mut scheduler);
+    }
+    let events = scheduler.take_events();
+    let on_host = |event: &&Event| matches!(event, Event::BlockStored { medium: Some(medium), extra_keys: None, .. } if medium == "CPU");
+    assert_eq!(events.iter().filter(on_host).count(), 4 + 5);
+    // The other prompt has left one of the first one's four blocks on the GPU.
+    let (again, mailbox) = sequence(&first, 1);
+    scheduler.add(again);
+    assert_eq!(scheduler.plan(), Step { prefill_tokens: 2, loaded_tokens: 3 * BLOCK, decodes: 0 });
+    run_to_end(&mut scheduler);
+    assert_eq!(mailbox.cached_tokens(), 4 * BLOCK);
+    let is_on_gpu = |event: &Event| matches!(event, Event::BlockStored { medium: Some(medium), .. } if medium == "GPU");
+    assert!(scheduler.take_events().iter().any(is_on_gpu), "loaded blocks are on the GPU again");
+}
+
+#[test]
 fn a_prompt_is_prefilled_then_decoded_token_by_token() {
     let mut scheduler = scheduler(4, 100, 100);
     let (sequence, mailbox) = sequence(&prompt(10), 3);
     scheduler.add(sequence);
-    assert_eq!(scheduler.plan(), Step { prefill_tokens: 10, decodes: 0 });
+    assert_eq!(scheduler.plan(), Step { prefill_tokens: 10, ..Step::default() });
     scheduler.commit();
     assert_eq!(taken(&mailbox)[0].tokens.len(), 1);
-    assert_eq!(scheduler.plan(), Step { prefill_tokens: 0, decodes: 1 });
+    assert_eq!(scheduler.plan(), Step { decodes: 1, ..Step::default() });
     scheduler.commit();
     scheduler.plan();
     scheduler.commit();

@@ -135,6 +135,8 @@ impl HostlerPolicy {
         Candidate {
             replica,
             matched: 0,
+            loaded: 0,
+            load_rate: 0.0,
             in_flight: seen.in_flight[replica].max(load.running + load.waiting),
             pending: own.pending,
             context: own.context,
@@ -232,6 +234,7 @@ impl Policy for HostlerPolicy {
         sent.first_token = Some((now, seen.in_flight[replica], own.context));
         let sample = FirstTokenSample {
             predicted_seconds: sent.predicted,
+            load_seconds: 0.0,
             priced: sent.choice.rates,
             actual_seconds: now - sent.at,
             uncached: sent.uncached,

@@ -24,6 +24,7 @@ mod fidelity;
 mod front_ends;
 mod gpus;
 mod harness;
+mod host_tiers;
 mod inference;
 mod isolation;
 mod jobs;

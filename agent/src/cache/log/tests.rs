@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 
 use super::*;
+use crate::cache::change_log::MAX_CHANGES;
 use crate::cache::tests::{removed, stored};
 
 #[derive(Default)]
@@ -51,7 +52,7 @@ impl Reader {
 }
 
 fn truth(log: &CacheLog) -> BTreeSet<BlockKey> {
-    log.inner.lock().mirror.keys().collect()
+    log.inner.lock().mirror.keys(CacheTier::Gpu).collect()
 }
 
 fn begun() -> (Arc<CacheLog>, CacheLogWriter) {
@@ -114,7 +115,7 @@ fn a_reader_far_behind_gets_a_snapshot() {
     let delta = log.read(&mut reader.cursor, usize::MAX).unwrap();
     assert!(delta.is_snapshot && !delta.is_partial);
     assert_eq!(delta.stored.len(), 69_999);
-    assert!(log.inner.lock().changes.len() <= MAX_CHANGES);
+    assert!(log.inner.lock().gpu.len() <= MAX_CHANGES);
 }
 
 #[test]

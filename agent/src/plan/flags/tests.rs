@@ -19,7 +19,16 @@ fn setup(minor: u32, profile: Profile, line: &str) -> EnginePlanSetup {
 fn line(setup: &EnginePlanSetup, gpu: Option<&Gpu>, tp: u32, front_end: FrontEndInUse) -> String {
     let choices = choose_flags(
         setup,
-        &ReplicaContext { gpu, tp, stages: 1, memory: MemoryPart::Alone, shortened_context: None, front_end, has_workers: false },
+        &ReplicaContext {
+            gpu,
+            tp,
+            stages: 1,
+            memory: MemoryPart::Alone,
+            shortened_context: None,
+            front_end,
+            host_cache: None,
+            has_workers: false,
+        },
     );
     let words: Vec<&str> = choices.iter().filter(|choice| choice.flag != GRAPHS).flat_map(FlagChoice::to_arguments).collect();
     let line = words.join(" ");
@@ -41,6 +50,7 @@ fn a_release_plans_ahead_for_a_pipeline_only_where_it_can() {
             memory: MemoryPart::Alone,
             shortened_context: None,
             front_end: PYTHON,
+            host_cache: None,
             has_workers: false,
         };
         let choices = choose_flags(&setup(minor, Profile::Throughput, ""), &place);
@@ -68,6 +78,7 @@ fn graphs(minor: u32, profile: Profile, given: &str, gib: u64) -> Vec<u32> {
         memory: MemoryPart::Alone,
         shortened_context: None,
         front_end: PYTHON,
+        host_cache: None,
         has_workers: false,
     };
     let choices = choose_flags(&setup(minor, profile, given), &place);
@@ -174,6 +185,7 @@ fn a_model_named_by_a_path_is_served_by_its_last_part_too() {
             memory: MemoryPart::Alone,
             shortened_context: None,
             front_end: PYTHON,
+            host_cache: None,
             has_workers: false,
         };
         let names = choose_flags(&setup, &place).into_iter().find(|choice| choice.flag == NAMES_FLAG);
@@ -199,6 +211,7 @@ fn the_users_own_flags_come_first() {
             memory: MemoryPart::Alone,
             shortened_context: None,
             front_end: PYTHON,
+            host_cache: None,
             has_workers: false,
         },
     );
@@ -220,6 +233,7 @@ fn tensor_parallelism_and_a_shortened_context_reach_the_engine() {
         memory: MemoryPart::Alone,
         shortened_context: Some(16_384),
         front_end: FrontEndInUse::Rust,
+        host_cache: None,
         has_workers: false,
     };
     let words: Vec<String> =
@@ -238,6 +252,7 @@ fn a_single_gpu_engine_gets_a_worker_process_for_throughput() {
             memory: MemoryPart::Alone,
             shortened_context: None,
             front_end: PYTHON,
+            host_cache: None,
             has_workers,
         };
         let choices = choose_flags(&setup(24, profile, given), &place);
@@ -274,6 +289,7 @@ fn line_of(setup: &EnginePlanSetup, front_end: FrontEndInUse) -> String {
         memory: MemoryPart::Alone,
         shortened_context: None,
         front_end,
+        host_cache: None,
         has_workers: false,
     };
     choose_flags(setup, &place).iter().flat_map(FlagChoice::to_arguments).collect::<Vec<_>>().join(" ")
@@ -290,6 +306,7 @@ fn engines_send_traces_or_the_plan_says_why_not() {
             memory: MemoryPart::Alone,
             shortened_context: None,
             front_end,
+            host_cache: None,
             has_workers: false,
         };
         choose_flags(&setup, &place).into_iter().find(|choice| choice.flag == TRACES_FLAG)

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::super::layout::{GpuGroupLayout, SizeReason};
-use super::super::{MemoryBudget, ModelInfo, NcclTransport, Plan, ReplicaSpread, StandbyMemory};
+use super::super::{HostCache, MemoryBudget, ModelInfo, NcclTransport, Plan, ReplicaSpread, StandbyMemory};
 use super::front_end;
 
 pub(in super::super) fn of(plan: &Plan) -> Value {
@@ -43,6 +43,10 @@ pub(in super::super) fn of(plan: &Plan) -> Value {
         "nodes": plan.spread.map(|spread| nodes(plan, spread)),
         "replicas": replicas,
         "standby": plan.standby.as_ref().map(standby),
+        "host_cache": match &plan.host_cache {
+            HostCache::Off(because) => json!({ "off": because.to_string() }),
+            HostCache::On(share) => json!({ "bytes": share.bytes, "tokens": share.tokens }),
+        },
         "spare": spare,
         "profile": plan.setup.profile.as_str(),
         "version": plan.setup.version.map(|version| version.to_string()),

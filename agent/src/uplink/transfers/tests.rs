@@ -24,7 +24,7 @@ fn store(writer: &CacheLogWriter, salt: u32, blocks: u32) {
 }
 
 fn caches(logs: &[&Arc<CacheLog>]) -> CacheTransfers {
-    CacheTransfers::new(logs.iter().map(|&log| log.clone()))
+    CacheTransfers::new(logs.iter().map(|&log| log.clone()), 1)
 }
 
 /// Everything that is due.
@@ -33,7 +33,7 @@ fn drain(caches: &mut CacheTransfers, reported_epoch: impl Fn(usize) -> u64) -> 
 }
 
 fn mark(caches: &mut CacheTransfers) {
-    caches.replicas.iter_mut().for_each(|cache| cache.is_due = true);
+    caches.transfers.iter_mut().for_each(|cache| cache.is_due = true);
 }
 
 #[test]
@@ -91,7 +91,7 @@ fn a_life_over_for_the_router_is_no_longer_reported() {
 
 #[test]
 fn a_router_out_of_sync_gets_that_one_cache_whole() {
-    let mut bulk = TransferQueue::new([log(1, 10).0, log(1, 20).0].into_iter());
+    let mut bulk = TransferQueue::new([log(1, 10).0, log(1, 20).0].into_iter(), 1);
     drain(&mut bulk.caches, |_| 1);
     bulk.resync(&[1]);
     let whole = |parts: Vec<wire::CacheReport>| parts.iter().map(|part| (part.index, part.snapshot, part.count)).collect::<Vec<_>>();
@@ -126,9 +126,41 @@ fn a_bundle_is_sent_in_parts_and_restarts_on_request() {
 
 #[test]
 fn a_large_cache_and_a_large_file_are_sent_interleaved() {
-    let mut bulk = TransferQueue::new(std::iter::once(log(1, 100_000).0));
+    let mut bulk = TransferQueue::new(std::iter::once(log(1, 100_000).0), 1);
     bulk.send_files(bundle(600_000));
     let kinds: Vec<bool> = std::iter::from_fn(|| bulk.next(|_| 1)).map(|message| matches!(message, Message::File(_))).collect();
     assert_eq!(kinds, [true, false, true, false, true, false, false]);
     assert!(!bulk.is_due());
+}
+
+/// Stores this many copies in the host's memory of the blocks that [`store`] stored first.
+fn copy(writer: &CacheLogWriter, blocks: u32) {
+    let copies = (0..blocks).map(|block| {
+        let (hashes, medium) = (vec![u64::from(block)], Some("CPU".to_owned()));
+        KvEvent::Stored(Box::new(BlocksStored { hashes, medium, ..BlocksStored::default() }))
+    });
+    writer.apply(&copies.collect::<Vec<_>>());
+}
+
+#[test]
+fn each_tier_is_reported_as_a_set_of_its_own_once_the_engine_has_shown_it() {
+    let (log, writer) = log(1, 10);
+    let mut caches = caches(&[&log]);
+    let tiers = |parts: Vec<wire::CacheReport>| parts.iter().map(|part| (part.tier, part.snapshot, part.count)).collect::<Vec<_>>();
+    assert_eq!(tiers(drain(&mut caches, |_| 1)), [(0, true, 10)]);
+    copy(&writer, 4);
+    mark(&mut caches);
+    assert_eq!(tiers(drain(&mut caches, |_| 1)), [(1, true, 4)]);
+    store(&writer, 1 << 20, 3);
+    copy(&writer, 6);
+    mark(&mut caches);
+    assert_eq!(tiers(drain(&mut caches, |_| 1)), [(0, false, 13), (1, false, 6)]);
+}
+
+#[test]
+fn a_router_that_knows_no_host_tier_gets_no_report_of_it() {
+    let (log, writer) = log(1, 10);
+    copy(&writer, 4);
+    let mut caches = CacheTransfers::new(std::iter::once(log), 0);
+    assert_eq!(drain(&mut caches, |_| 1).iter().map(|part| (part.tier, part.count)).collect::<Vec<_>>(), [(0, 10)]);
 }

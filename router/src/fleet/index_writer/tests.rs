@@ -229,3 +229,44 @@ async fn leftovers_are_removed_while_reports_keep_coming() {
     }
     assert_eq!(fixture.index.len(), 2);
 }
+
+fn on_host(report: CacheReport) -> CacheReport {
+    CacheReport { tier: CacheTier::Host, ..report }
+}
+
+impl Fixture {
+    /// How many blocks of the chain 1, 2, 3 and so on the first replica has in its host's memory.
+    fn known_on_host(&self) -> Option<u32> {
+        let slot = self.replica().host_cache.slot?;
+        let keys: Vec<BlockKey> = (1..100).collect();
+        Some(self.index.matched_blocks(&keys, &[(slot, ChainGaps::Possible)])[0])
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_tiers_of_a_cache_are_sets_of_their_own() {
+    let mut fixture = Fixture::start().await;
+    fixture.report(whole(&[1, 2, 3])).await;
+    assert_eq!((fixture.known(), fixture.known_on_host()), (Some(3), None), "an engine without the tier has none");
+    fixture.report(on_host(whole(&[1, 2, 3, 4]))).await;
+    fixture.report(change(&[], &[2, 3], &[1])).await;
+    fixture.report(on_host(change(&[5], &[], &[1, 2, 3, 4, 5]))).await;
+    assert_eq!((fixture.known(), fixture.known_on_host(), fixture.count_resyncs()), (Some(1), Some(5), 0));
+    // A difference in one tier leaves the other as it is.
+    fixture.report(on_host(change(&[6], &[], &[1, 2]))).await;
+    assert_eq!((fixture.known(), fixture.count_resyncs()), (Some(1), 1));
+    fixture.report(on_host(whole(&[1, 2]))).await;
+    assert_eq!((fixture.known(), fixture.known_on_host()), (Some(1), Some(2)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_host_tier_ends_with_its_engines_life() {
+    let fixture = Fixture::start().await;
+    fixture.report(whole(&[1])).await;
+    fixture.report(on_host(whole(&[1, 2, 3]))).await;
+    fleet_report(&fixture.fleet, 1, false, vec![ReplicaChange { epoch: 2, ..ready(0) }]).await;
+    assert_eq!(fixture.known_on_host(), None);
+    fixture.report(CacheReport { epoch: 2, ..whole(&[7]) }).await;
+    until_swept(&fixture, 1).await;
+    assert_eq!(fixture.known_on_host(), None);
+}

@@ -8,6 +8,7 @@ import { ask } from "./session.js";
 const COSTS = [
   ["queue", "waiting behind others"],
   ["prefill", "reading the prompt"],
+  ["load", "loading from the host’s memory"],
   ["steps", "waiting for steps"],
   ["memory", "waiting for memory"],
   ["congestion", "slowing others"],
@@ -223,12 +224,13 @@ function bars(candidates, decision) {
   return el("div", { class: "bars" }, legend, el("ol", {}, ...lines), rest);
 }
 
-const cachedWords = (candidate, decision) => (decision.tokens ? `${percent(candidate.matched / decision.tokens)} cached` : "tokens not known");
+const hostWords = ({ loaded }, { tokens }) => (loaded ? `, ${percent(loaded / tokens)} on the host` : "");
+const cachedWords = (candidate, decision) => (decision.tokens ? `${percent(candidate.matched / decision.tokens)} cached${hostWords(candidate, decision)}` : "tokens not known");
 
 /** Predicted beside actual. */
 function outcome(decision, chosen) {
-  const { queue, prefill, steps, memory } = chosen.terms;
-  const time = compare("First token", queue + prefill + steps + memory, decision.first_token, seconds);
+  const { queue, prefill, load, steps, memory } = chosen.terms;
+  const time = compare("First token", queue + prefill + load + steps + memory, decision.first_token, seconds);
   const cached = compare("Cached tokens", chosen.matched, decision.cached, count);
   return el("div", { class: "outcome" }, time, cached);
 }
@@ -257,12 +259,13 @@ function subtitle(decision, attempts) {
 }
 
 function numbers(candidates, chosen) {
-  const columns = ["Replica", "Total", ...COSTS.map(([name]) => name), "Cached", "To read", "In flight", "KV in use", "Report’s age"];
+  const columns = ["Replica", "Total", ...COSTS.map(([name]) => name), "Cached", "Of that on host", "To read", "In flight", "KV in use", "Report’s age"];
   const lines = candidates.map((candidate) => [
     candidate === chosen ? `${candidate.replica} (chosen)` : candidate.replica,
     seconds(total(candidate)),
     ...COSTS.map(([name]) => seconds(candidate.terms[name])),
     count(candidate.matched),
+    count(candidate.loaded),
     count(candidate.uncached),
     String(candidate.in_flight),
     percent(candidate.kv_use),

@@ -8,7 +8,7 @@ use hostler_proto::agent::v1::directive::Order;
 
 use super::*;
 use crate::fleet::tests::{ReplicaChange, attach_told, fleet, ready, state};
-use crate::fleet::{Directives, FleetUpdate, Phase, ReplicaCache, ReplicaStatus};
+use crate::fleet::{CacheTier, Directives, FleetUpdate, Phase, ReplicaCache, ReplicaStatus};
 use crate::prompt::EncoderKey;
 use crate::prompt::tests::prove;
 
@@ -49,7 +49,7 @@ async fn only_engines_whose_prompts_no_encoder_reads_are_probed() {
     let index = CacheIndex::new();
     for replica in 0..5 {
         let cache = ReplicaCache { slot: Some(index.open()), ..ReplicaCache::default() };
-        fleet.update(FleetUpdate::CacheChanged { attachment: 1, index: replica, epoch: 1, cache }).await;
+        fleet.update(FleetUpdate::CacheChanged { attachment: 1, tier: CacheTier::Gpu, index: replica, epoch: 1, cache }).await;
     }
     crate::fleet::tests::report(&fleet, 1, false, Vec::new()).await;
     let reader = |files: u8| EncoderKey { files: [files; 32], dialect: Dialect::Python };
