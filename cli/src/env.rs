@@ -126,6 +126,7 @@ pub(crate) async fn env(args: &EnvArgs, config: Option<&Path>) -> anyhow::Result
 fn env_of_others(file: &Path, args: &EnvArgs) -> anyhow::Result<()> {
     let access: ClientAccess = serde_json::from_str(&read_private(file)?)
         .with_context(|| format!("{} is no file that `hostler keys create --invite` has made", file.display()))?;
+    check_invitation(&access).with_context(|| format!("{} is no good invitation", file.display()))?;
     if args.json {
         say(&serde_json::to_string(&access)?);
         return Ok(());
@@ -133,6 +134,16 @@ fn env_of_others(file: &Path, args: &EnvArgs) -> anyhow::Result<()> {
     let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let bundle = access.authority.as_ref().map(|authority| write_bundle(bundle_of(address_of(&access.base_url))?, authority, variable));
     say_exports(args.shell, &access, bundle.transpose()?.as_ref(), variable);
+    Ok(())
+}
+
+/// Checks what somebody else has written down: an address with TLS, a key, and certificates alone.
+fn check_invitation(access: &ClientAccess) -> anyhow::Result<()> {
+    let address = access.base_url.parse::<http::Uri>().ok().filter(|address| address.scheme_str() == Some("https"));
+    ensure!(address.is_some_and(|address| address.host().is_some_and(|host| !host.is_empty())), "its address is none with TLS");
+    access.api_key.parse::<Secret>().context("it has no key")?;
+    let is_certificate = |authority: &String| !authority.contains("PRIVATE KEY") && hostler_tls::has_certificates(authority);
+    ensure!(access.authority.as_ref().is_some_and(is_certificate), "it has no certificate of the fleet");
     Ok(())
 }
 

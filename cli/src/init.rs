@@ -37,7 +37,7 @@ pub(crate) struct InitArgs {
     service: bool,
     /// Have the edge of your fleet's router listen for other hosts too, with TLS and keys, so that
     /// colleagues use the fleet: `hostler keys create --invite` invites them.
-    #[arg(long, value_name = "PORT", num_args = 0..=1, default_missing_value = "8443", conflicts_with = "dir")]
+    #[arg(long, value_name = "PORT", num_args = 0..=1, default_missing_value = "8443", value_parser = clap::value_parser!(u16).range(1..), conflicts_with = "dir")]
     share: Option<u16>,
     #[command(flatten)]
     token: TokenArgs,

@@ -60,7 +60,8 @@ impl BudgetLeft {
     #[must_use]
     pub fn describe(&self) -> String {
         let hours = |time: Duration| time.as_secs_f64() / 3600.0;
-        let of_nodes = self.node_time.map(|limit| format!("{:.1} of {} node-hours are used", hours(self.used), hours(limit)));
+        let rounded = |hours: f64| (hours * 1e4).round() / 1e4;
+        let of_nodes = self.node_time.map(|limit| format!("{:.1} of {} node-hours are used", hours(self.used), rounded(hours(limit))));
         let until = self.until.map(|until| format!("until {}", humantime::format_rfc3339_seconds(until)));
         of_nodes.into_iter().chain(until).collect::<Vec<_>>().join("; ")
     }

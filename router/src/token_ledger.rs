@@ -76,11 +76,10 @@ impl TokenCounts {
     }
 
     pub fn add(&mut self, other: &Self) {
-        self.requests += other.requests;
-        self.failed += other.failed;
-        self.prompt_tokens += other.prompt_tokens;
-        self.cached_tokens += other.cached_tokens;
-        self.answer_tokens += other.answer_tokens;
+        let fields = |counts: Self| [counts.requests, counts.failed, counts.prompt_tokens, counts.cached_tokens, counts.answer_tokens];
+        let (own, more) = (fields(*self), fields(*other));
+        let [requests, failed, prompt_tokens, cached_tokens, answer_tokens] = std::array::from_fn(|at| own[at].saturating_add(more[at]));
+        *self = Self { requests, failed, prompt_tokens, cached_tokens, answer_tokens };
     }
 }
 
@@ -229,10 +228,12 @@ pub fn read_usage(folder: &Path, since: &str) -> io::Result<BTreeMap<String, Vec
 }
 
 fn read_rows(path: &Path) -> io::Result<Vec<UsageRow>> {
-    if fs::metadata(path)?.len() > MAX_FILE_BYTES {
-        return Err(io::Error::new(ErrorKind::InvalidData, "it is too large for a file of usage"));
+    let about = fs::metadata(path)?;
+    if !about.is_file() || about.len() > MAX_FILE_BYTES {
+        return Err(io::Error::new(ErrorKind::InvalidData, "it is no file of usage: move it away"));
     }
-    Ok(serde_json::from_slice(&fs::read(path)?)?)
+    serde_json::from_slice(&fs::read(path)?)
+        .map_err(|error| io::Error::new(ErrorKind::InvalidData, format!("it is no file of usage, so move it away: {error}")))
 }
 
 #[cfg(test)]

@@ -141,10 +141,11 @@ def test_a_budget_ends_a_model_by_itself(tmp_path):
 def test_a_colleague_is_invited_to_a_shared_fleet_and_counted(tmp_path):
     login = LoginNode("pbs")
     try:
-        assert login.hostler("init", "--share", "0").returncode == 0
+        assert login.hostler("init", "--share").returncode == 0
         text = login.settings.read_text()
-        assert 'listen = "0.0.0.0:0"' in text, text
-        login.settings.write_text(text.partition("\n[cluster]")[0] + login.cluster)
+        assert 'listen = "0.0.0.0:8443"' in text, text
+        # Tests have no fixed ports.
+        login.settings.write_text(text.replace(":8443", ":0").partition("\n[cluster]")[0] + login.cluster)
         refused = login.hostler("keys", "create", "--name", "bob", "--invite", str(tmp_path / "early.json"))
         assert refused.returncode == 1 and not (tmp_path / "early.json").exists(), refused
         login.succeed("up", "org/chat", "--nodes", "1", "--walltime", "0:10:00", "--", "--served-model-name", "chat")

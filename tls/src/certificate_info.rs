@@ -2,6 +2,8 @@
 //! validity.
 
 use sha2::{Digest, Sha256};
+use tokio_rustls::rustls::pki_types::CertificateDer;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
 use crate::{BACKDATE_SECONDS, TlsError, hex};
@@ -98,4 +100,11 @@ pub fn check_name(name: &str) -> Result<(), TlsError> {
     } else {
         Err(TlsError::Name(name.to_owned()))
     }
+}
+/// Whether a text in PEM has certificates, and each of them can be read.
+#[must_use]
+pub fn has_certificates(pem: &str) -> bool {
+    let mut certificates = CertificateDer::pem_slice_iter(pem.as_bytes()).peekable();
+    certificates.peek().is_some()
+        && certificates.all(|certificate| certificate.is_ok_and(|certificate| X509Certificate::from_der(&certificate).is_ok()))
 }

@@ -21,7 +21,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use tokio_rustls::rustls::crypto::{CryptoProvider, aws_lc_rs};
 
 pub use authority::{Authority, EdgeCertificate, IssuedCertificate, NodeKey};
-pub use certificate_info::{CertificateInfo, Fingerprint, check_name};
+pub use certificate_info::{CertificateInfo, Fingerprint, check_name, has_certificates};
 pub use client::{EnrollmentVerifier, connect, connect_to_host, member_config};
 pub use error::{TlsError, describe_for_agent, describe_for_router, is_alert_about_certificate};
 pub use files::{read_private, write_new, write_private};

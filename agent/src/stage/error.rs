@@ -19,6 +19,8 @@ pub(crate) enum StageError {
     NoFolder(PathBuf),
     #[error("its folder has more than {0} files or folders in it")]
     TooManyFiles(usize),
+    #[error("the name of {} is not UTF-8: rename it", .0.display())]
+    NotUtf8(PathBuf),
     #[error("cannot read {}: {source}", path.display())]
     Source { path: PathBuf, source: io::Error },
     #[error("{} changed while it was copied", .0.display())]
@@ -45,6 +47,7 @@ impl StageError {
             Self::NoVariable(..) => "no-variable",
             Self::NoFolder(_) => "no-folder",
             Self::TooManyFiles(_) => "too-many-files",
+            Self::NotUtf8(_) => "not-utf8",
             Self::Source { .. } => "source",
             Self::SourceChanged(_) => "source-changed",
             Self::BeyondBound { .. } => "beyond-bound",

@@ -58,6 +58,9 @@ impl SourceFolder {
                     return Err(StageError::TooManyFiles(MAX_FILES));
                 }
                 let name = inside.join(entry.file_name());
+                if name.to_str().is_none() {
+                    return Err(StageError::NotUtf8(entry.path()));
+                }
                 let about = fs::metadata(entry.path()).map_err(|error| StageError::source(&entry.path(), error))?;
                 if about.is_dir() && depth < MAX_DEPTH && !OTHER_PROGRAMS.iter().any(|other| entry.file_name() == *other) {
                     folders.push((name, depth + 1));
@@ -74,7 +77,7 @@ impl SourceFolder {
     }
 
     pub(crate) fn bytes(&self) -> u64 {
-        self.files.iter().map(|file| file.bytes).sum()
+        self.files.iter().fold(0, |sum, file| sum.saturating_add(file.bytes))
     }
 
     /// Name of the copy: another place, file, size or time of a change makes another one.
@@ -151,6 +154,15 @@ mod tests {
         write("model.safetensors");
         assert_eq!(names(&listed(false)), ["1_Pooling/a.bin", "1_Pooling/config.json", "config.json", "model.safetensors"]);
         assert!(names(&listed(true)).contains(&"pytorch_model.bin"), "the engine was told what to load");
+    }
+
+    #[test]
+    fn a_name_that_is_not_utf8_is_refused_before_anything_is_copied() {
+        use std::ffi::OsStr;
+        use std::os::unix::ffi::OsStrExt;
+        let model = tempfile::tempdir().unwrap();
+        fs::write(model.path().join(OsStr::from_bytes(b"\xff")), "").unwrap();
+        assert!(matches!(SourceFolder::list(model.path(), false), Err(StageError::NotUtf8(_))));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::bail;
-use hostler_cluster::{FleetEntry, FleetSize};
+use hostler_cluster::{BudgetLeft, FleetEntry, FleetSize};
 use hostler_controller::{ControllerPlace, Endpoint, EntryStatus, FleetFolder, FleetStatus};
 use hostler_proto::fleet::v1::Replica;
 use tokio::time::sleep;
@@ -36,6 +36,10 @@ pub(crate) enum WatchError {
     #[error("`{0}` was ended by another command")]
     Removed(String),
     #[error(
+        "the budget of `{name}` has ended ({left}), and nothing is submitted: `hostler up` with another --until or --node-hours, or with none, goes on"
+    )]
+    BudgetOver { name: String, left: String },
+    #[error(
         "`{name}` was not ready within {}; its jobs go on: `hostler wait {name}` waits again, `hostler down {name}` ends them",
         humantime::format_duration(*timeout)
     )]
@@ -48,7 +52,7 @@ impl WatchError {
     /// Exit code for scripts; shells report 130 for a program that Ctrl-C has ended.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
-            Self::Failing { .. } | Self::Removed(_) => 3,
+            Self::Failing { .. } | Self::Removed(_) | Self::BudgetOver { .. } => 3,
             Self::Late { .. } => 4,
             Self::Interrupted(_) => 130,
         }
@@ -145,13 +149,17 @@ impl<'a> Watch<'a> {
             FleetSize::Fixed(jobs) => entry.wanted == in_nodes(jobs),
             FleetSize::Elastic { min, max, .. } => (in_nodes(min)..=in_nodes(max)).contains(&entry.wanted),
         };
-        let is_current = |entry: &EntryStatus| entry.asked >= desired.asked && has_size(entry);
+        let is_over = |entry: &EntryStatus| entry.budget.as_ref().is_some_and(BudgetLeft::is_over);
+        let is_current = |entry: &EntryStatus| entry.asked >= desired.asked && (has_size(entry) || is_over(entry));
         let entry = entries.into_iter().find(|entry| entry.name == self.name).filter(is_current);
         Ok(if at >= self.began { (entry, trouble) } else { (None, String::new()) })
     }
 
     fn failing(&self, entry: &EntryStatus) -> WatchError {
         let logs = self.folder.job_logs();
+        if let Some(left) = entry.budget.as_ref().filter(|left| left.is_over()) {
+            return WatchError::BudgetOver { name: self.name.to_owned(), left: left.describe() };
+        }
         let cause = if entry.refusal.is_empty() { self.engines.last_cause.clone() } else { Some(entry.refusal.trim().to_owned()) };
         let cause = cause.or_else(|| last_words(&logs, self.began)).map(|cause| format!(": {cause}")).unwrap_or_default();
         WatchError::Failing { name: self.name.to_owned(), cause, logs }

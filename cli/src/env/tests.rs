@@ -116,3 +116,20 @@ fn other_shells_get_lines_of_their_own() {
     assert_eq!(first(Shell::Fish), format!("set -gx OPENAI_BASE_URL {base_url};"));
     assert_eq!(Shell::Csh.export("NO_PROXY", "a b"), "setenv NO_PROXY 'a b';");
 }
+
+#[test]
+fn an_invitation_has_an_address_with_tls_a_key_and_certificates_alone() {
+    let place = tempfile::tempdir().unwrap();
+    hostler_tls::Authority::create(&place.path().join("fleet"), "hostler").unwrap();
+    let authority = std::fs::read_to_string(place.path().join("fleet/ca.crt")).unwrap();
+    let key = Secret::random().unwrap().reveal().to_owned();
+    let invitation = ClientAccess { base_url: "https://login1:8443/v1".into(), api_key: key, authority: Some(authority), ..access() };
+    assert!(check_invitation(&invitation).is_ok());
+    for base_url in ["", "http://login1:8443/v1", "javascript:alert(1)", "https:///v1", "https://a b/v1", "https://a\0b/v1"] {
+        assert!(check_invitation(&ClientAccess { base_url: base_url.into(), ..invitation.clone() }).is_err(), "{base_url:?}");
+    }
+    assert!(check_invitation(&ClientAccess { api_key: "hk_\u{1b}[31m".into(), ..invitation.clone() }).is_err());
+    for authority in [None, Some("not a cert".to_owned()), invitation.authority.clone().map(|text| text + "-----BEGIN PRIVATE KEY-----")] {
+        assert!(check_invitation(&ClientAccess { authority, ..invitation.clone() }).is_err());
+    }
+}

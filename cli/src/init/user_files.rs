@@ -84,7 +84,11 @@ pub(super) async fn make_missing(args: &InitArgs, config: Option<&Path>) -> anyh
             tell("settings", false, existing);
             let lines = missing_lines(&files, (&router, args.share), &settings::cluster_config(Some(existing))?, site.as_deref());
             if !lines.is_empty() {
-                say(&format!("to add      these lines to {}, which init does not change:\n\n{}", existing.display(), lines.trim_end()));
+                say(&format!(
+                    "to add      these lines to {}, which init does not change, below a section that is there already:\n\n{}",
+                    existing.display(),
+                    lines.trim_end()
+                ));
             }
         }
         None => {

@@ -19,8 +19,6 @@ pub(super) struct Attempts {
     pub(super) policy: RetryPolicy,
     /// Attempts that ended without an answer.
     pub(super) losses: Vec<ReplicaLoss>,
-    /// Whether it has waited for a report that could say who fills an engine.
-    has_awaited_report: bool,
 }
 
 impl Attempts {
@@ -28,12 +26,6 @@ impl Attempts {
     /// sent, or only to full engines.
     pub(super) fn may_wait(&self) -> bool {
         self.policy.is_untried_or_full() && self.tried.is_empty()
-    }
-
-    /// Whether the request may wait for the next report of an engine that was full of nobody this
-    /// router knows. Once, because an engine may refuse all.
-    pub(super) fn may_await_report(&mut self) -> bool {
-        !std::mem::replace(&mut self.has_awaited_report, true)
     }
 
     /// Opens the replica of the last attempt again, which was full.

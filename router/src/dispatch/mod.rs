@@ -157,7 +157,7 @@ impl Dispatch {
             let (replica, attempt) = self.attempt_with_failover(bound, context).await?;
             let end = attempt_end(&attempt, &replica, crash_watch);
             let step = attempts.policy.end_attempt(end);
-            if end == AttemptEnd::Full && self.may_take_later(&replica, &prompt, attempts).await {
+            if end == AttemptEnd::Full && self.may_take_later(&replica, &prompt, &attempts.tried).await {
                 attempts.reopen(&replica);
             } else if step == NextStep::TryAgain && end != AttemptEnd::Failed {
                 self.fleet.view().avoid(&replica, Instant::now());
@@ -186,16 +186,18 @@ impl Dispatch {
     /// Whether an engine that has refused a request may take it later, because others fill it.
     ///
     /// Another router may have sent those a moment ago, as while it gives its place to this one.
-    async fn may_take_later(&self, replica: &Replica, prompt: &Prompt, attempts: &mut Attempts) -> bool {
-        if self.learn_sequence_limit(replica, prompt.sequences()) {
+    async fn may_take_later(&self, replica: &Replica, prompt: &Prompt, tried: &[Arc<str>]) -> bool {
+        let present = self.fleet.view().present(replica).cloned();
+        if self.learn_sequence_limit(present.as_deref().unwrap_or(replica), prompt.sequences()) {
             return true;
         }
-        let has_others = self.fleet.view().eligible(prompt.model(), &attempts.tried).next().is_some();
-        let may_await = !has_others && attempts.may_await_report();
-        if may_await {
-            sleep(REPORT_WAIT).await;
+        let has_others = self.fleet.view().eligible(prompt.model(), tried).next().is_some();
+        if has_others {
+            return false;
         }
-        may_await
+        // What filled it may have ended before a report told of it. Attempts are bounded.
+        sleep(REPORT_WAIT).await;
+        true
     }
 
     /// Learns how many sequences an engine takes at once, which has refused a request of this many.

@@ -25,8 +25,8 @@ use crate::inbound::{BodyReadError, InflateError, Rejection};
 use crate::keys::Unauthenticated;
 
 /// How much of a body that nobody reads is taken off, and for how long.
-const MAX_DISCARDED_BYTES: usize = 64 * 1024;
-const DISCARD_TIMEOUT: Duration = Duration::from_millis(500);
+const MAX_DISCARDED_BYTES: usize = 8 * 1024 * 1024;
+const DISCARD_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// A body of the edge: the router's own bytes, or an engine's answer passing through.
 #[derive(Debug)]

@@ -90,7 +90,7 @@ fn sum(folder: &Path, now: SystemTime) -> io::Result<Usage> {
     }
     days.reverse();
     let mut holders: Vec<UsageRow> = holders.into_iter().map(|(holder, counts)| UsageRow { holder, counts }).collect();
-    holders.sort_by_key(|row| std::cmp::Reverse(row.counts.prompt_tokens + row.counts.answer_tokens));
+    holders.sort_by_key(|row| std::cmp::Reverse(row.counts.prompt_tokens.saturating_add(row.counts.answer_tokens)));
     let others = holders.len().saturating_sub(MAX_HOLDERS);
     holders.truncate(MAX_HOLDERS);
     Ok(Usage { days, holders, others })
