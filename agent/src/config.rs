@@ -151,10 +151,10 @@ pub struct AgentConfig {
     /// Model to serve: a local path or a Hugging Face id, passed to the engine as it is.
     pub model: String,
     /// Where the model is copied on this node before its engines start, once for all engines and
-    /// jobs of the node: a folder, in which variables such as `$TMPDIR` are put in, or `auto`, which
-    /// looks for a disk of the node with room where the model is on a file system that other hosts
-    /// share. Empty copies nothing. vLLM compiles a model anew at another path, so a folder that all
-    /// jobs have is better than one of each.
+    /// jobs of the node: a folder, in which variables such as `$TMPDIR` are put in, or `auto`,
+    /// which looks for a disk of the node with room where the model is on a file system that other
+    /// hosts share. Empty copies nothing. vLLM compiles a model anew at another path, so a folder
+    /// that all jobs have is better than one of each.
     pub stage: String,
     /// Bytes that copies of models may take in that folder; the least recently used go first, and
     /// never one in use. 0 means half of its file system.
@@ -206,9 +206,9 @@ pub struct AgentConfig {
     pub nvml_lib: PathBuf,
     /// The `vllm` program, as a path or a name looked up on PATH.
     pub vllm_bin: PathBuf,
-    /// Image of a container in which vLLM runs, and not the agent: a file of `apptainer build`, or a
-    /// folder of `apptainer build --sandbox`. `vllm_bin` is then a program in the image. Empty means
-    /// no container; simulated engines have none.
+    /// Image of a container in which vLLM runs, and not the agent: a file of `apptainer build`, or
+    /// a folder of `apptainer build --sandbox`. `vllm_bin` is then a program in the image. Empty
+    /// means no container; simulated engines have none.
     pub image: PathBuf,
     /// The program that runs the image, as a path or a name looked up on PATH; empty means
     /// `apptainer`, else `singularity`.
@@ -228,11 +228,11 @@ pub struct AgentConfig {
     /// it off before vLLM 0.20 for a model with sliding-window attention: those releases give up
     /// their hybrid cache manager, and with it memory, while events are on.
     pub kv_events: bool,
-    /// Host memory of each node for copies of what its engines have cached: `off`, `auto`, or a size
-    /// such as `64GiB`, in equal parts for the engines. They load from it what has left their GPUs,
-    /// where that is larger than the GPUs' own cache. `auto` takes half of the memory that the host,
-    /// the job or the container has, and leaves 16 GiB at least; give a size on a host that others
-    /// use too. See `docs/kv_tiers.md`.
+    /// Host memory of each node for copies of what its engines have cached: `off`, `auto`, or a
+    /// size such as `64GiB`, in equal parts for the engines. They load from it what has left their
+    /// GPUs, where that is larger than the GPUs' own cache. `auto` takes half of the memory that
+    /// the host, the job or the container has, and leaves 16 GiB at least; give a size on a host
+    /// that others use too. See `docs/kv_tiers.md`.
     pub host_cache: HostCacheSetting,
     /// What becomes of the engines when this agent is killed: `kill`, `keep`, or `auto`, which is
     /// `keep` as a systemd service and `kill` otherwise. It holds at once for engines that an agent

@@ -1,5 +1,5 @@
-//! A model before an engine has described it: the names that its arguments give it, and an entry for
-//! lists. Agents and controllers announce models so.
+//! A model before an engine has described it: the names that its arguments give it, and an entry
+//! for lists. Agents and controllers announce models so.
 
 /// Flag for the names of the model. Answers have the first one.
 pub const NAMES_FLAG: &str = "--served-model-name";

@@ -56,7 +56,8 @@ pub(crate) fn describe_absence(folder: Option<&FleetFolder>) -> Result<String, F
 /// Why an entry that lacks jobs submits none for a while, without how long.
 pub(crate) const LIMITED: &str = "all jobs that its size allows in a quarter of an hour are submitted";
 
-/// A line for each entry that has fewer nodes than it wants, or wants none, and one for each budget.
+/// A line for each entry that has fewer nodes than it wants, or wants none, and one for each
+/// budget.
 ///
 /// # Errors
 /// When the folder cannot be read.

@@ -99,7 +99,8 @@ const FULL_KV_USE: f64 = 0.97;
 /// over PCIe 5, in transfers of the engine's own size.
 const HOST_BYTES_PER_SECOND: f64 = 30e9;
 
-/// Bytes of a token's keys and values if they are not known: 32 layers, eight heads of 128, 16 bits.
+/// Bytes of a token's keys and values if they are not known: 32 layers, eight heads of 128, 16
+/// bits.
 const DEFAULT_TOKEN_BYTES: u64 = 128 << 10;
 
 /// Seconds to load one token of so many bytes on each GPU from the host's memory; 0 bytes are

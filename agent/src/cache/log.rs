@@ -1,7 +1,7 @@
 //! Log of the blocks that an engine has cached, read by sessions with routers.
 //!
-//! A reader of a tier gets everything once, then only changes. One subscriber writes; each reader has its own
-//! cursor and never holds up the writer or another reader.
+//! A reader of a tier gets everything once, then only changes. One subscriber writes; each reader
+//! has its own cursor and never holds up the writer or another reader.
 
 use std::sync::Arc;
 

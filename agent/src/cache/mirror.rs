@@ -148,7 +148,8 @@ impl BlockMirror {
         effects.events += 1;
     }
 
-    /// Ends a batch of events, within which blocks of the host's tier may come before their parents.
+    /// Ends a batch of events, within which blocks of the host's tier may come before their
+    /// parents.
     pub(crate) fn end_batch(&mut self, effects: &mut Effects) {
         self.host.end_batch(effects);
     }

@@ -67,8 +67,8 @@ pub struct CacheCounters {
     /// Blocks stored after a block that is not known.
     pub orphans: u64,
     pub malformed: u64,
-    /// Events about memory other than the GPU's and the host's, or about other cache groups than the
-    /// mirrored one.
+    /// Events about memory other than the GPU's and the host's, or about other cache groups than
+    /// the mirrored one.
     pub ignored: u64,
 }
 

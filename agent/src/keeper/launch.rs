@@ -60,7 +60,8 @@ pub(super) fn spawn(spec: &ProcessSpec, input: Stdio) -> io::Result<(ProcessReco
 /// came.
 ///
 /// The kernel cannot see to it as it does without a container: it forgets to end a process with its
-/// parent when a thread of that process starts another program, as the runtime's command in Go does.
+/// parent when a thread of that process starts another program, as the runtime's command in Go
+/// does.
 fn spawn_guard(keeper: &OsStr) -> io::Result<()> {
     let (reader, writer) = io::pipe()?;
     Command::new(keeper).args(["keeper", "guard"]).process_group(0).stdin(reader).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;

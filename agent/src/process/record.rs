@@ -88,14 +88,15 @@ impl ProcessRecord {
     /// Living members of the recorded group and session, without unrelated processes that may have
     /// such an id by now.
     ///
-    /// A keeper makes a session. All in it is the engine's, as is what mounts a container's image in
-    /// a group of its own.
+    /// A keeper makes a session. All in it is the engine's, as is what mounts a container's image
+    /// in a group of its own.
     pub(super) fn members(&self) -> Vec<ProcessStat> {
         if self.is_foreign() {
             return Vec::new();
         }
         // A group's id is not reused while it has members. So another process under the leader's id
-        // proves that the group ended. The same holds for the session, whose leader is the older one.
+        // proves that the group ended. The same holds for the session, whose leader is the older
+        // one.
         let of = |id: i32| ProcessStat::read(id);
         if of(self.leader).is_some_and(|leader| leader.started != self.started)
             || of(self.session).is_some_and(|keeper| keeper.started > self.started)

@@ -7,13 +7,13 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use hostler_tls::hex;
 use parking_lot::Mutex;
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 use sha2::{Digest, Sha256};
 
 use super::error::StageError;
-use super::hex;
 use super::manifest::{BlockName, FileIdentity, FileRecord, Journal, Manifest, boot};
 use super::progress::StageProgress;
 use super::source::{SourceFile, SourceFolder};

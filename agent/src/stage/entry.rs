@@ -60,7 +60,8 @@ impl StageFolder {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(StageError::target(&path, error)),
             _ => {}
         }
-        // A link does not count: in a folder that is open to everybody, others could have placed it.
+        // A link does not count: in a folder that is open to everybody, others could have placed
+        // it.
         let about = fs::symlink_metadata(&path).map_err(refuse)?;
         if !about.is_dir() || about.uid() != user || about.mode() & 0o077 != 0 {
             return Err(refuse(io::Error::other("it is no folder of this user's alone (chmod 700)")));
@@ -101,10 +102,10 @@ impl StageFolder {
         if bytes > bound { Err(StageError::BeyondBound { bytes, bound }) } else { Ok(()) }
     }
 
-    /// Bytes that staged models may have here; 0 means half of the file system.
+    /// Bytes that staged models may have here, by this setting.
     fn bound(&self, bound: u64) -> Result<u64, StageError> {
         let size = statvfs(&self.0).map_err(|error| StageError::target(&self.0, error))?;
-        Ok(if bound == 0 { size.f_blocks.saturating_mul(size.f_frsize) / 2 } else { bound })
+        Ok(bound_within(bound, size.f_blocks.saturating_mul(size.f_frsize)))
     }
 
     /// Removes what was used least, until a model has room within the bound.
@@ -183,6 +184,11 @@ fn open_lock(path: &Path) -> io::Result<File> {
 fn is_at(file: &File, path: &Path) -> bool {
     let inode = |about: io::Result<fs::Metadata>| about.map(|about| (about.dev(), about.ino())).ok();
     inode(file.metadata()).is_some_and(|own| Some(own) == inode(fs::metadata(path)))
+}
+
+/// Bytes that staged models may have on a file system of `total` bytes; 0 means half of it.
+pub(super) fn bound_within(bound: u64, total: u64) -> u64 {
+    if bound == 0 { total / 2 } else { bound }
 }
 
 /// Bytes that a folder takes on its disk.

@@ -15,7 +15,6 @@ mod progress;
 mod source;
 
 use std::ffi::OsString;
-use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -343,14 +342,6 @@ async fn on_thread<T: Send + 'static>(name: &str, work: impl FnOnce() -> T + Sen
             None
         }
     }
-}
-
-/// Hexadecimal digits of a hash.
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }
 
 /// Ends a copy that nobody waits for any longer.

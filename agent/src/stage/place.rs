@@ -4,7 +4,7 @@
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-use super::entry::{MAX_DEPTH, StageFolder, size_of};
+use super::entry::{MAX_DEPTH, StageFolder, bound_within, size_of};
 use super::error::StageError;
 use crate::mounts::{FileSystem, FileSystemKind};
 use crate::sizes::format_gib;
@@ -40,18 +40,17 @@ pub(crate) struct Place {
 impl Candidate {
     /// Looks at a place; `None` if it does not exist. Blocks on the disk.
     ///
-    /// `bound` are the bytes that staged models may have; 0 means half of the file system.
+    /// `bound` is `agent.stage_bytes`.
     fn look(path: &Path, bound: u64) -> Option<Self> {
         let path = std::fs::canonicalize(path).ok().filter(|path| path.is_dir())?;
         let room = rustix::fs::statvfs(&path).ok()?;
         let is_writable = rustix::fs::access(&path, rustix::fs::Access::WRITE_OK).is_ok();
         let total = room.f_blocks.saturating_mul(room.f_frsize);
         let staged = size_of(&StageFolder::path_in(&path), MAX_DEPTH);
-        let bound = if bound == 0 { total / 2 } else { bound };
         Some(Self {
             file_system: FileSystem::of(&path)?,
             total,
-            free: room.f_bavail.saturating_mul(room.f_frsize).saturating_add(staged).min(bound),
+            free: room.f_bavail.saturating_mul(room.f_frsize).saturating_add(staged).min(bound_within(bound, total)),
             path,
             is_writable,
         })

@@ -7,10 +7,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use hostler_tls::hex;
 use sha2::{Digest, Sha256};
 
 use super::error::StageError;
-use super::hex;
 
 /// Most files of a model. The largest have some hundred.
 const MAX_FILES: usize = 10_000;

@@ -1,4 +1,5 @@
-//! What the starts of a fleet's engines were made of, in one line: queue, turn, stage, load and so on.
+//! What the starts of a fleet's engines were made of, in one line: queue, turn, stage, load and so
+//! on.
 
 use hostler_proto::agent::v1::Start;
 use hostler_proto::fleet::v1::Replica;

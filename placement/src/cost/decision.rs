@@ -87,8 +87,8 @@ pub struct Terms {
     /// Wait for memory, or for a place if the engine refuses more sequences, whichever is longer:
     /// steps until one of `n = max(1, in_flight)` running sequences has ended.
     ///
-    /// For memory 0 if `held + u + loaded + output ≤ capacity`, else `ceil(excess·n/held)/n·output·t`, and
-    /// `output·t` at most.
+    /// For memory 0 if `held + u + loaded + output ≤ capacity`, else
+    /// `ceil(excess·n/held)/n·output·t`, and `output·t` at most.
     ///
     /// `held` is the part of the KV cache that running sequences hold: `context`, or
     /// `kv_use·capacity` if that is reported and less, since sequences share prefixes. They count

@@ -149,8 +149,8 @@ impl RateLearner {
 
     /// Learns from a sample without load.
     ///
-    /// With nothing else running, the time beyond a step and the loading is the prefill. At least a tenth of the
-    /// time is, in case a step is overestimated.
+    /// With nothing else running, the time beyond a step and the loading is the prefill. At least a
+    /// tenth of the time is, in case a step is overestimated.
     fn learn_unloaded(&mut self, seen: &FirstTokenSample, work: f64) {
         let beside = self.rates.step_seconds(seen.in_flight, 0) + seen.load_seconds;
         let prefill = (seen.actual_seconds - beside).max(seen.actual_seconds / 10.0);

@@ -58,8 +58,8 @@ const MAX_PREFILL_SECONDS: f64 = 600.0;
 /// How often a router in its startup grace looks for a replica.
 const STARTUP_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Time in which an agent's report comes. Agents send one 10 ms after a change; a busy machine takes
-/// longer.
+/// Time in which an agent's report comes. Agents send one 10 ms after a change; a busy machine
+/// takes longer.
 const REPORT_WAIT: Duration = Duration::from_millis(100);
 
 const ABORT_MESSAGE: &str = "the engine was stopped before the answer was complete";

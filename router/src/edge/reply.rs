@@ -131,10 +131,10 @@ pub(super) fn close_after(mut response: Response<EdgeBody>) -> Response<EdgeBody
 
 /// Answers a request whose body nobody reads.
 ///
-/// Over HTTP/1 the answer announces that the connection closes; a client that is still sending would
-/// otherwise find it closed under its next request. Over HTTP/2 the body is taken off first, as far
-/// as it is short: curl 7.88 takes the reset of a stream that it is still sending for a broken
-/// answer, and lost one refusal in five so.
+/// Over HTTP/1 the answer announces that the connection closes; a client that is still sending
+/// would otherwise find it closed under its next request. Over HTTP/2 the body is taken off first,
+/// as far as it is short: curl 7.88 takes the reset of a stream that it is still sending for a
+/// broken answer, and lost one refusal in five so.
 pub(super) async fn refuse_unread(request: Box<Request<Incoming>>, response: Response<EdgeBody>) -> Response<EdgeBody> {
     if request.body().is_end_stream() {
         return response;

@@ -52,34 +52,35 @@ pub(super) fn parse_announcement(request: &ExpectRequest, now: Instant) -> Resul
         return Err(AnnouncementError::TooManyModels(request.models.len()));
     }
     let mut expectations = Expectations::default();
-    let expected_at = |model: &ExpectedModel| model.expected_in_ms.map(|left| now + Duration::from_millis(left).min(MAX_WAIT));
     for model in &request.models {
         let names = &model.names;
         if !(1..=MAX_NAMES).contains(&names.len()) {
             return Err(AnnouncementError::NameCount(names.len()));
         }
-        let reason = one_line(&model.reason);
         for name in names {
-            check_name(name)?;
-            let mut expectation = Expectation::new(name, expected_at(model), reason.clone());
-            expectation.is_over = model.is_over;
-            if !expectations.insert(expectation) {
+            if !expectations.insert(parse_model(model, name, now)?) {
                 return Err(AnnouncementError::SameName(name.clone()));
             }
         }
     }
     // Names of models' own come first, whatever the order of the models.
     for model in request.models.iter().filter(|model| !model.alias.is_empty()) {
-        check_name(&model.alias)?;
-        let mut expectation = Expectation::new(&model.alias, expected_at(model), one_line(&model.reason));
-        expectation.is_over = model.is_over;
-        expectations.insert_alias(expectation, &model.names[0]);
+        expectations.insert_alias(parse_model(model, &model.alias, now)?, &model.names[0]);
     }
     if request.entries.len() > MAX_ENTRIES || request.entries.iter().any(|entry| entry.node_seconds.len() > MAX_USES) {
         return Err(AnnouncementError::TooManyEntries(request.entries.len()));
     }
     expectations.entries = request.entries.iter().map(|entry| parse_entry(entry, now)).collect::<Result<_, _>>()?;
     Ok(expectations)
+}
+
+/// An announced model under one of its names.
+fn parse_model(model: &ExpectedModel, name: &str, now: Instant) -> Result<Expectation, AnnouncementError> {
+    check_name(name)?;
+    let expected_at = model.expected_in_ms.map(|left| now + Duration::from_millis(left).min(MAX_WAIT));
+    let mut expectation = Expectation::new(name, expected_at, one_line(&model.reason));
+    expectation.is_over = model.is_over;
+    Ok(expectation)
 }
 
 fn parse_entry(entry: &AnnouncedUse, now: Instant) -> Result<EntryUse, AnnouncementError> {

@@ -170,7 +170,8 @@ proptest! {
         let begin = stored(None, &[40]);
         let ((mut mirror, mut effects), (mut gpu_alone, mut others)) = (applied(std::slice::from_ref(&begin)), applied(std::slice::from_ref(&begin)));
         let mut copies: BTreeMap<u64, u32> = BTreeMap::new();
-        // Blocks whose key the mirror may know: on the GPU, on the host, or lately gone from the GPU.
+        // Blocks whose key the mirror may know: on the GPU, on the host, or lately gone from the
+        // GPU.
         let (mut on_gpu, mut departed): (BTreeMap<u64, u32>, BTreeSet<u64>) = Default::default();
         let mut has_reported = false;
         for step in steps {
