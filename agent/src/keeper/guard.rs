@@ -6,7 +6,7 @@
 use std::io::{self, Read};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, getpid, getsid, kill_process};
+use rustix::process::{Pid, Signal, getpid, kill_process};
 
 use crate::process::{STUCK_AFTER, table};
 
@@ -16,10 +16,10 @@ const PAUSE: Duration = Duration::from_millis(10);
 #[expect(clippy::disallowed_methods, reason = "this process does nothing else")]
 pub(super) fn run() -> io::Result<()> {
     io::stdin().read_to_end(&mut Vec::new())?;
-    let (own, session) = (getpid(), getsid(None)?);
+    let (own, session) = (getpid(), table::own_session()?);
     let deadline = Instant::now() + STUCK_AFTER;
     loop {
-        let left = table::session(session.as_raw_nonzero().get());
+        let left = table::session(session);
         let others: Vec<_> = left.iter().filter_map(|process| Pid::from_raw(process.pid)).filter(|pid| *pid != own).collect();
         if others.is_empty() || Instant::now() >= deadline {
             return Ok(());

@@ -3,8 +3,8 @@
 //! Used to see whether an engine's processes are really gone and to recognise an engine whose agent
 //! died.
 
-use std::fs;
-use std::io::Read;
+use std::io::{self, Read};
+use std::{fs, process};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ProcessStat {
@@ -72,6 +72,14 @@ impl ProcessStat {
 #[must_use]
 pub fn process_start(pid: i32) -> Option<u64> {
     Some(ProcessStat::read(pid)?.started)
+}
+
+/// The session of this process, 0 if its leader is outside this container.
+///
+/// `rustix::process::getsid` takes that 0 for impossible and panics.
+pub(crate) fn own_session() -> io::Result<i32> {
+    let stat = fs::read_to_string("/proc/self/stat")?;
+    ProcessStat::parse(process::id().cast_signed(), &stat).map(|own| own.session).ok_or(io::ErrorKind::InvalidData.into())
 }
 
 /// Living processes of a session.
