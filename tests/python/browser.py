@@ -15,6 +15,8 @@ from pathlib import Path
 
 # How long Chromium may take to answer one call on a busy machine, in seconds.
 CALL_SECONDS = 60
+# Chromium itself ended at its start once in some 600 starts on a busy machine.
+START_ATTEMPTS = 3
 # How long a page may take to come to a state, in seconds.
 WAIT_SECONDS = 30
 
@@ -29,30 +31,41 @@ class Browser:
 
     def __init__(self, folder: Path):
         """Starts it with a profile in `folder`."""
+        self._session = None
+        self._number = 0
+        self.complaints: list[str] = []
+        """What its console has said that is an error, and what its policies have refused."""
+        for attempt in range(START_ATTEMPTS):
+            self._start(folder, attempt)
+            try:
+                targets = self.call("Target.getTargets")["targetInfos"]
+                break
+            except (AssertionError, BrokenPipeError) as error:
+                self.close()
+                if attempt + 1 == START_ATTEMPTS:
+                    raise AssertionError((folder / "chromium.log").read_text(errors="replace")[-2000:]) from error
+        page = next(one for one in targets if one["type"] == "page")
+        self._session = self.call("Target.attachToTarget", targetId=page["targetId"], flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log"):
+            self.call(f"{domain}.enable")
+
+    def _start(self, folder: Path, attempt: int) -> None:
         (self._from, theirs_out), (theirs_in, self._to) = os.pipe(), os.pipe()
         flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"]
         flags += [
             "--no-first-run",
             "--disable-extensions",
             "--remote-debugging-pipe",
-            f"--user-data-dir={folder / 'profile'}",
+            f"--user-data-dir={folder / f'profile-{attempt}'}",
         ]
         # The protocol has the descriptors 3 and 4.
         shell = f'exec "$0" "$@" 3<&{theirs_in} 4>&{theirs_out}'
         command = ["bash", "-c", shell, chromium(), *flags, "about:blank"]
-        with (folder / "chromium.log").open("wb") as log:
+        with (folder / "chromium.log").open("ab") as log:
             self.child = subprocess.Popen(command, stdout=log, stderr=log, pass_fds=(theirs_in, theirs_out))
         os.close(theirs_in)
         os.close(theirs_out)
         self._unread = b""
-        self._number = 0
-        self._session = None
-        self.complaints: list[str] = []
-        """What its console has said that is an error, and what its policies have refused."""
-        page = next(one for one in self.call("Target.getTargets")["targetInfos"] if one["type"] == "page")
-        self._session = self.call("Target.attachToTarget", targetId=page["targetId"], flatten=True)["sessionId"]
-        for domain in ("Page", "Runtime", "Log"):
-            self.call(f"{domain}.enable")
 
     def call(self, method: str, **parameters) -> dict:
         """One call of the protocol; what happens meanwhile is noted."""

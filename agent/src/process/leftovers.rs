@@ -18,10 +18,10 @@ use parking_lot::Mutex;
 const SHARED_MEMORY: &str = "/dev/shm";
 
 /// Prefixes of names that only libraries generate, for one group of processes: segments and
-/// semaphores of Python, segments of NCCL and PyTorch.
+/// semaphores of Python, segments of NCCL and PyTorch, vLLM's copies of KV blocks.
 ///
 /// Other files may be a user's model, or a cache that engines share.
-const GENERATED_PREFIXES: [&str; 4] = ["psm_", "sem.mp-", "nccl-", "torch_"];
+const GENERATED_PREFIXES: [&str; 5] = ["psm_", "sem.mp-", "nccl-", "torch_", "vllm_offload_"];
 
 /// How much older than the engine a file may seem, because the kernel's clock for files goes in
 /// ticks.

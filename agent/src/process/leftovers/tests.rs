@@ -53,6 +53,17 @@ fn shared_memory_of_a_killed_process_is_removed() {
 }
 
 #[test]
+fn the_copies_of_a_killed_engine_are_removed() {
+    let (_directory, path) = directory();
+    let leftovers = SharedMemoryLeftovers::in_directory(&path);
+    let mapping = Mapping::of(&path, "vllm_offload_2f6c1d58-6f1a-4d5b-9a43-0d3c2b1a4e5f.mmap");
+    mapping.look(&leftovers);
+    let region = mapping.path.clone();
+    drop(mapping);
+    assert_eq!((leftovers.remove(), region.exists()), (1, false));
+}
+
+#[test]
 fn a_file_named_by_a_person_stays() {
     let (_directory, path) = directory();
     let leftovers = SharedMemoryLeftovers::in_directory(&path);
