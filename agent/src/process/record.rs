@@ -101,7 +101,7 @@ impl ProcessRecord {
         {
             return Vec::new();
         }
-        let has_own_session = table::own_session().is_ok_and(|own| own != self.session);
+        let has_own_session = table::own_session().is_some_and(|own| own != self.session);
         let mut members = table::session(self.session);
         // A keeper may have begun in the same tick as its engine.
         let is_kept = |member: &ProcessStat| member.group == self.leader || (has_own_session && member.pid != self.session);

@@ -3,7 +3,7 @@
 //! Used to see whether an engine's processes are really gone and to recognise an engine whose agent
 //! died.
 
-use std::io::{self, Read};
+use std::io::Read;
 use std::{fs, process};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -77,9 +77,8 @@ pub fn process_start(pid: i32) -> Option<u64> {
 /// The session of this process, 0 if its leader is outside this container.
 ///
 /// `rustix::process::getsid` takes that 0 for impossible and panics.
-pub(crate) fn own_session() -> io::Result<i32> {
-    let stat = fs::read_to_string("/proc/self/stat")?;
-    ProcessStat::parse(process::id().cast_signed(), &stat).map(|own| own.session).ok_or(io::ErrorKind::InvalidData.into())
+pub(crate) fn own_session() -> Option<i32> {
+    Some(ProcessStat::read(process::id().cast_signed())?.session)
 }
 
 /// Living processes of a session.

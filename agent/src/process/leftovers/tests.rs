@@ -44,23 +44,14 @@ fn directory() -> (tempfile::TempDir, PathBuf) {
 fn shared_memory_of_a_killed_process_is_removed() {
     let (_directory, path) = directory();
     let leftovers = SharedMemoryLeftovers::in_directory(&path);
-    let mapping = Mapping::of(&path, "psm_1a2b3c4d");
-    mapping.look(&leftovers);
-    let segment = mapping.path.clone();
-    drop(mapping);
-    assert_eq!((segment.exists(), leftovers.remove(), segment.exists()), (true, 1, false));
-    assert_eq!(leftovers.remove(), 0);
-}
-
-#[test]
-fn the_copies_of_a_killed_engine_are_removed() {
-    let (_directory, path) = directory();
-    let leftovers = SharedMemoryLeftovers::in_directory(&path);
-    let mapping = Mapping::of(&path, "vllm_offload_2f6c1d58-6f1a-4d5b-9a43-0d3c2b1a4e5f.mmap");
-    mapping.look(&leftovers);
-    let region = mapping.path.clone();
-    drop(mapping);
-    assert_eq!((leftovers.remove(), region.exists()), (1, false));
+    for name in ["psm_1a2b3c4d", "vllm_offload_2f6c1d58-6f1a-4d5b-9a43-0d3c2b1a4e5f.mmap"] {
+        let mapping = Mapping::of(&path, name);
+        mapping.look(&leftovers);
+        let segment = mapping.path.clone();
+        drop(mapping);
+        assert_eq!((segment.exists(), leftovers.remove(), segment.exists()), (true, 1, false), "{name}");
+        assert_eq!(leftovers.remove(), 0);
+    }
 }
 
 #[test]
