@@ -1,5 +1,6 @@
 //! The agent's settings: one field each, documented here and nowhere else.
 
+mod file_cache;
 mod host_cache;
 
 use std::path::PathBuf;
@@ -8,6 +9,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use self::file_cache::FileCacheSetting;
 pub use self::host_cache::HostCacheSetting;
 
 /// See `AgentConfig::probe_interval`.
@@ -234,6 +236,14 @@ pub struct AgentConfig {
     /// the host, the job or the container has, and leaves 16 GiB at least; give a size on a host
     /// that others use too. See `docs/kv_tiers.md`.
     pub host_cache: HostCacheSetting,
+    /// Files with what the engines of this host have cached: `off`, or a size such as `200GiB` for
+    /// all of them together. Each finds there what another has computed, and what it had itself
+    /// before it was started again. Needs `agent.host_cache`, through which files are written and
+    /// read, and vLLM 0.33. See `docs/kv_tiers.md`.
+    pub file_cache: FileCacheSetting,
+    /// Where these files lie: in `/dev/shm`, which is memory, or on a fast disk of this host. The
+    /// agent makes a folder there, keeps it within `agent.file_cache`, and removes it.
+    pub file_cache_dir: PathBuf,
     /// What becomes of the engines when this agent is killed: `kill`, `keep`, or `auto`, which is
     /// `keep` as a systemd service and `kill` otherwise. It holds at once for engines that an agent
     /// before it has kept.
@@ -340,6 +350,8 @@ impl Default for AgentConfig {
             agent_admin: String::new(),
             kv_events: true,
             host_cache: HostCacheSetting::Off,
+            file_cache: FileCacheSetting::Off,
+            file_cache_dir: "/dev/shm".into(),
             if_agent_dies: IfAgentDies::Auto,
             takeover_timeout: Duration::from_secs(10 * 60),
             stall_timeout: Duration::from_secs(10),

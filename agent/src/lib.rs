@@ -18,6 +18,7 @@ mod engine_client;
 mod engine_failures;
 mod engine_lookup;
 mod epoch;
+mod file_pool;
 mod gang;
 mod gang_launch;
 mod gpu;
@@ -62,8 +63,9 @@ use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 pub use checks::{
     VllmInImage, check_model, check_run_dir, check_spread, container_runtimes, current_job_id, current_job_name, find_gpus, try_image,
 };
-pub use config::{AgentConfig, EngineKind, FrontEnd, HostCacheSetting, IfAgentDies, IfEnginesFail, Profile};
+pub use config::{AgentConfig, EngineKind, FileCacheSetting, FrontEnd, HostCacheSetting, IfAgentDies, IfEnginesFail, Profile};
 use engine::Engine;
+use file_pool::FilePool;
 use gang::{GangPlace, GangSettingsError};
 pub use gpu::Gpu;
 pub use host::EngineProgram;
@@ -91,6 +93,8 @@ pub enum AgentError {
     Host(#[from] HostError),
     #[error(transparent)]
     RunDir(#[from] RunDirError),
+    #[error(transparent)]
+    FilePool(#[from] file_pool::FilePoolError),
     #[error(transparent)]
     Version(#[from] version::VllmVersionError),
     #[error(transparent)]
@@ -273,7 +277,7 @@ impl Agent {
             );
         }
         let links = host.driver.as_ref().map(|driver| driver.links().clone()).unwrap_or_default();
-        let (resources, transport) = (HostResources::detect(), NcclTransport::detect());
+        let (resources, transport) = (HostResources::detect(&config.file_cache_dir), NcclTransport::detect());
         let found = Inventory { engine: engine.clone(), installed, gpus: host.gpus.clone(), links, resources, transport };
         let plan = plan::plan_inventory(found, config.clone()).await?;
         tracing::info!(plan = plan.summary(), "planned");
@@ -294,7 +298,10 @@ impl Agent {
         let variable = |name: &str| std::env::var(name).ok().filter(|_| !is_spread);
         let fate = AgentDeathPolicy::of(config.if_agent_dies, config.takeover_timeout, variable);
         let run_dir = RunDir::open_on_thread(config.run_dir.clone(), node.clone()).await?;
-        let engine = engine.with_bind(run_dir.held().base().to_owned())?;
+        let mut engine = engine.with_bind(run_dir.held().base().to_owned())?;
+        if let Some(pool) = plan.file_pool() {
+            engine = engine.with_bind(pool.folder.clone())?;
+        }
         let keepers = simulated.to_owned().into();
         let logs = run_dir::log_dir(&config.log_dir)?;
         Ok(Self {
@@ -349,8 +356,11 @@ impl Agent {
         let end = CancellationToken::new();
         let supervisors = TaskTracker::new();
         let survivors = self.run_dir.take_survivors();
-        let (mut specs, rejected, warm_starts) = match self.engine_specs(survivors) {
-            Ok(specs) => specs,
+        let files = self.plan.file_pool().map(|plan| FilePool::open(&plan.folder, plan.bytes, !survivors.is_empty()));
+        let files = files.transpose().map(|files| files.map(Arc::new));
+        let specs = self.engine_specs(survivors);
+        let (files, (mut specs, rejected, warm_starts)) = match files.map_err(AgentError::from).and_then(|files| Ok((files, specs?))) {
+            Ok(prepared) => prepared,
             Err(error) => {
                 // The engines in the run directory live on.
                 self.run_dir.leave_to_successor();
@@ -378,6 +388,7 @@ impl Agent {
             async move { state.watch(end).await }
         });
         let gpus = tokio::spawn(self.watch_gpus(&state, end.clone()));
+        let trimming = files.clone().map(|files| tokio::spawn(files.keep_bounded(end.clone())));
         let sessions = tokio::spawn(Arc::new(uplink).run(RouterTarget::of(&self.config), end.clone()));
 
         let clock = AbortOnDropHandle::new(tokio::spawn(job::drain_in_time(self.job.clone(), self.config.job_interval, shutdown.clone())));
@@ -399,7 +410,7 @@ impl Agent {
         end.cancel();
         drop((clock, spares));
         let closed_by = Instant::now() + left.farewell;
-        for task in [sessions, watcher, gpus, pages].into_iter().chain(members) {
+        for task in [sessions, watcher, gpus, pages].into_iter().chain(members).chain(trimming) {
             join_within(closed_by.saturating_duration_since(Instant::now()), task).await;
         }
         drop((engines, state, gang));
@@ -413,6 +424,7 @@ impl Agent {
         if hands_over {
             self.run_dir.leave_to_successor();
         } else {
+            files.and_then(Arc::into_inner).into_iter().for_each(FilePool::leave);
             self.run_dir.remove();
         }
         outcome

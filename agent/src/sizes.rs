@@ -21,3 +21,13 @@ pub(crate) fn format_gib(bytes: u64) -> String {
     let tenths = (u128::from(bytes) * 10 + u128::from(GIB) / 2) / u128::from(GIB);
     format!("{}.{} GiB", tenths / 10, tenths % 10)
 }
+
+/// Bytes of a size such as `64GiB` or `2TiB`; `None` if it is no such size, or none at all.
+pub(crate) fn parse_size(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let (number, unit) = match (text.strip_suffix("GiB"), text.strip_suffix("TiB")) {
+        (Some(number), _) => (number, GIB),
+        (_, number) => (number?, 1024 * GIB),
+    };
+    number.trim().parse::<u64>().ok()?.checked_mul(unit).filter(|bytes| *bytes > 0)
+}

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::sizes::GIB;
+use crate::sizes::{GIB, parse_size};
 
 /// Host memory for copies of what engines have cached.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -22,18 +22,11 @@ impl TryFrom<String> for HostCacheSetting {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is neither `off` nor `auto` nor a size such as `64GiB`");
         match text.trim() {
             "off" => Ok(Self::Off),
             "auto" => Ok(Self::Auto),
             size => {
-                let (number, unit) = match (size.strip_suffix("GiB"), size.strip_suffix("TiB")) {
-                    (Some(number), _) => (number, GIB),
-                    (_, Some(number)) => (number, 1024 * GIB),
-                    _ => return Err(wrong()),
-                };
-                let count: u64 = number.trim().parse().map_err(|_| wrong())?;
-                count.checked_mul(unit).filter(|bytes| *bytes > 0).map(Self::Bytes).ok_or_else(wrong)
+                parse_size(size).map(Self::Bytes).ok_or_else(|| format!("{text:?} is neither `off` nor `auto` nor a size such as `64GiB`"))
             }
         }
     }

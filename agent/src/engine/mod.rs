@@ -102,6 +102,8 @@ pub struct EngineSpec {
     /// Command line used once `command` has failed to become ready, or lacks a route.
     pub fallback: Option<CommandLine>,
     pub start_order: Arc<StartOrder>,
+    /// Folder of files with KV blocks that the engine shares with others of this host.
+    pub(crate) file_pool: Option<PathBuf>,
     /// How the engine gets its model; `None` if it reads none.
     pub(crate) stage: Option<Arc<ModelStage>>,
     /// `None` if every start is plain.
@@ -151,6 +153,7 @@ impl EngineSpec {
             gpu_availability: None,
             fallback: None,
             start_order: Arc::new(StartOrder::unordered()),
+            file_pool: None,
             stage: None,
             warm_starts: None,
             gang: None,

@@ -55,6 +55,7 @@ pub(super) fn start_with(script: &str, change: impl FnOnce(&mut EngineSpec)) -> 
         gpu_availability: None,
         fallback: None,
         start_order: Arc::new(StartOrder::unordered()),
+        file_pool: None,
         stage: None,
         warm_starts: None,
         gang: None,

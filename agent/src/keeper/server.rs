@@ -28,6 +28,7 @@ use super::spare::{FirstProcess, Spare};
 use super::suspension::Suspension;
 use super::wire::{KeeperNotice, KeeperRequest, LaunchSpec, LifeRecord, PROTOCOL};
 use super::{exec_error_path, socket_path};
+use crate::file_pool::remove_unused;
 use crate::process::leftovers::SharedMemoryLeftovers;
 use crate::process::{LeaderProcess, STUCK_AFTER, table};
 
@@ -86,6 +87,8 @@ struct Keeper {
     log_thread: LogFileThread,
     killing: Option<KillProgress>,
     leftovers: SharedMemoryLeftovers,
+    /// Files that this engine has shared with others.
+    file_pool: Option<PathBuf>,
     directory: PathBuf,
 }
 
@@ -228,6 +231,7 @@ impl Keeper {
             log_thread: thread,
             killing: None,
             leftovers,
+            file_pool: order.file_pool.clone().map(Into::into),
             directory: directory.to_owned(),
         };
         keeper.forward_output(printed);
@@ -424,6 +428,10 @@ impl Keeper {
     /// Flushes the last lines to the disk and the last notices to the agent.
     async fn finish(mut self) {
         self.leftovers.remove();
+        // The agent would have removed them.
+        if let Some(folder) = self.file_pool.as_deref().filter(|_| self.agent.is_none()) {
+            remove_unused(folder);
+        }
         let deadline = Instant::now() + OUTPUT_DRAIN_TIMEOUT;
         while let Some(output) = &mut self.output {
             let mut chunk = BytesMut::with_capacity(READ_CHUNK_BYTES);

@@ -5,6 +5,8 @@
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 
+use rustix::fs::{FlockOperation, flock};
+
 use super::*;
 
 /// Writes a program into this directory that is a keeper like `hostler keeper`.
@@ -67,6 +69,7 @@ fn order(parent: &Path, script: &str) -> wire::LaunchSpec {
         log: parent.join("e0.log").into(),
         wait_seconds: None,
         cpus: Vec::new(),
+        file_pool: None,
         life: wire::LifeRecord { node: "n0".to_owned(), index: 0, fingerprint: "f".to_owned(), epoch: 7, lives: 3, ready_in_ms: None },
     }
 }
@@ -205,6 +208,22 @@ async fn an_engines_session_is_as_nice_as_its_agent() {
         return;
     }
     assert!(group.ends_with(&format!(" nice {niceness}\n")), "{group}");
+}
+
+#[tokio::test]
+async fn files_of_an_engine_whose_agent_is_gone_are_removed_unless_another_agent_has_them() {
+    for is_shared in [false, true] {
+        let parent = tempfile::tempdir().unwrap();
+        let pool = parent.path().join("hostler-kv-0");
+        std::fs::create_dir_all(pool.join("0.33.0/model")).unwrap();
+        let lock = std::fs::File::create(parent.path().join("hostler-kv-0.lock")).unwrap();
+        flock(&lock, if is_shared { FlockOperation::LockShared } else { FlockOperation::Unlock }).unwrap();
+        let mut kept = Kept::start_with("exec sleep 600", |order| order.file_pool = Some(pool.clone().into()));
+        kept.started().await;
+        kept.connection = None;
+        kept.until_nothing_is_left().await;
+        assert_eq!(pool.exists(), is_shared);
+    }
 }
 
 #[tokio::test]

@@ -75,6 +75,8 @@ pub(crate) struct LaunchSpec {
     pub(crate) wait_seconds: Option<u64>,
     /// CPUs for the whole process tree; empty leaves the choice to the kernel.
     pub(crate) cpus: Vec<u32>,
+    /// Folder of files with KV blocks, removed after an engine that has outlived its agent.
+    pub(crate) file_pool: Option<OsString>,
     /// Record for the next agent.
     pub(crate) life: LifeRecord,
 }

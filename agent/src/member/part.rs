@@ -81,6 +81,7 @@ impl Part {
             log: spec.log.clone().into(),
             wait_seconds: None,
             cpus: spec.cpu_binding.as_ref().map(|binding| binding.cpus.clone()).unwrap_or_default(),
+            file_pool: None,
             life: life.clone(),
         };
         let started = keeper::start(&spec.keepers, launch);

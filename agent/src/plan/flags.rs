@@ -6,6 +6,7 @@
 
 use hostler_api::NAMES_FLAG;
 
+use super::file_cache::FilePoolPlan;
 use super::host_cache::{HostCacheShare, TRANSFER_FLAG};
 use super::setup::EnginePlanSetup;
 use super::standby::{MemoryPart, StandbyMemory};
@@ -46,6 +47,8 @@ pub(super) struct ReplicaContext<'a> {
     pub(super) front_end: FrontEndInUse,
     /// Its copies in the host's memory, if it keeps some.
     pub(super) host_cache: Option<&'a HostCacheShare>,
+    /// Its files, if it keeps some.
+    pub(super) files: Option<&'a FilePoolPlan>,
     /// There is room for a separate process around the model.
     pub(super) has_workers: bool,
 }
@@ -73,7 +76,12 @@ pub(super) fn choose_flags(setup: &EnginePlanSetup, place: &ReplicaContext<'_>) 
         add_memory_flags(&mut list, setup, place);
         if let Some(share) = place.host_cache {
             let because = "what has left the GPU is loaded from the host's memory instead of computed again";
-            list.add(TRANSFER_FLAG, share.transfer_config(), FlagOrigin::Hostler, because);
+            list.add(
+                TRANSFER_FLAG,
+                share.transfer_config(&place.files.map(FilePoolPlan::tier_config).unwrap_or_default()),
+                FlagOrigin::Hostler,
+                because,
+            );
         }
         match place.memory {
             MemoryPart::Standby(standby) => {

@@ -26,10 +26,10 @@ const USER_FLAGS: [&str; 2] = [TRANSFER_FLAG, "--kv-offloading-size"];
 const AUTO_DIVISOR: u64 = 2;
 
 /// Memory that `auto` leaves in any case.
-const MIN_RESERVE: u64 = 16 * GIB;
+pub(super) const MIN_RESERVE: u64 = 16 * GIB;
 
 /// Shared memory that copies leave to the queues of an engine's processes.
-const SHARED_RESERVE: u64 = 2 * GIB;
+pub(super) const SHARED_RESERVE: u64 = 2 * GIB;
 
 /// The host's part of the engines' caches.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -174,13 +174,18 @@ fn gpu_cache(share: &GpuGroupLayout) -> Option<(u64, u64)> {
 }
 
 impl HostCacheShare {
-    /// Value of [`TRANSFER_FLAG`]. Without descriptions the events of copies carry one hash of each
-    /// chunk and no tokens.
-    pub(super) fn transfer_config(&self) -> String {
+    /// Value of [`TRANSFER_FLAG`], with the settings of further tiers. Without descriptions the
+    /// events of copies carry one hash of each chunk and no tokens.
+    pub(super) fn transfer_config(&self, tiers: &str) -> String {
         format!(
-            r#"{{"kv_connector":"OffloadingConnector","kv_role":"kv_both","kv_connector_extra_config":{{"cpu_bytes_to_use":{},"self_describing_kv_events":true}}}}"#,
+            r#"{{"kv_connector":"OffloadingConnector","kv_role":"kv_both","kv_connector_extra_config":{{"cpu_bytes_to_use":{},"self_describing_kv_events":true{tiers}}}}}"#,
             self.bytes
         )
+    }
+
+    /// Bytes of one token, over all GPUs of an engine.
+    pub(super) fn token_bytes(&self) -> u64 {
+        self.bytes.checked_div(self.tokens).unwrap_or(0).max(1)
     }
 
     /// Why it has this size, in words.

@@ -12,8 +12,10 @@
 //! more of memory, and some 10 s more to start. docs/gpus.md has the measurements.
 
 use std::num::NonZero;
+use std::path::Path;
 
 use super::host_memory;
+use crate::mounts::{FileSystem, FileSystemKind};
 
 /// CPUs per engine from which it may have the second process.
 ///
@@ -40,23 +42,54 @@ pub struct HostResources {
     ///
     /// The same for an agent that restarts, like the shared memory.
     pub memory_bytes: u64,
+    /// Where files with KV blocks would lie.
+    pub file_room: FileRoom,
+}
+
+/// Size of the file system of `agent.file_cache_dir`, free or not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FileRoom {
+    /// The folder does not exist.
+    Missing,
+    /// Other hosts share the file system.
+    Shared,
+    Disk(u64),
+    /// The file system is in this host's memory.
+    Memory(u64),
+}
+
+impl FileRoom {
+    fn of(folder: &Path) -> Self {
+        let found = folder.canonicalize().ok().and_then(|folder| Some((FileSystem::of(&folder)?.kind, size_of_file_system(&folder)?)));
+        match found {
+            None => Self::Missing,
+            Some((FileSystemKind::Shared, _)) => Self::Shared,
+            Some((FileSystemKind::Local, bytes)) => Self::Disk(bytes),
+            Some((FileSystemKind::Memory, bytes)) => Self::Memory(bytes),
+        }
+    }
+}
+
+fn size_of_file_system(path: &Path) -> Option<u64> {
+    rustix::fs::statvfs(path).ok().map(|found| found.f_blocks.saturating_mul(found.f_frsize))
 }
 
 impl HostResources {
+    /// Resources of this host, with the folder of `agent.file_cache_dir`.
     #[must_use]
-    pub fn detect() -> Self {
-        let shared = rustix::fs::statvfs("/dev/shm");
+    pub fn detect(file_cache_dir: &Path) -> Self {
         Self {
             cpus: std::thread::available_parallelism().map_or(1, NonZero::get),
-            shared_bytes: shared.map_or(0, |found| found.f_blocks.saturating_mul(found.f_frsize)),
+            shared_bytes: size_of_file_system(Path::new("/dev/shm")).unwrap_or(0),
             memory_bytes: host_memory::detect(),
+            file_room: FileRoom::of(file_cache_dir),
         }
     }
 
     /// Unlimited resources, for a host that is only described.
     #[must_use]
     pub fn unlimited() -> Self {
-        Self { cpus: usize::MAX, shared_bytes: u64::MAX, memory_bytes: 0 }
+        Self { cpus: usize::MAX, shared_bytes: u64::MAX, memory_bytes: 0, file_room: FileRoom::Disk(u64::MAX) }
     }
 
     /// Whether this many engines may each have one more process.
@@ -71,7 +104,7 @@ mod tests {
 
     #[test]
     fn workers_need_eight_cpus_and_shared_memory_for_each_engine() {
-        let room = |cpus, shared_bytes| HostResources { cpus, shared_bytes, memory_bytes: 0 };
+        let room = |cpus, shared_bytes| HostResources { cpus, shared_bytes, ..HostResources::unlimited() };
         assert!(room(32, 2 << 30).allows_workers(4));
         assert!(!room(31, 2 << 30).allows_workers(4));
         assert!(!room(32, 1 << 30).allows_workers(4));
@@ -81,6 +114,8 @@ mod tests {
 
     #[test]
     fn this_host_has_a_cpu() {
-        assert!(HostResources::detect().cpus > 0);
+        let found = HostResources::detect(Path::new("/proc/self/nothing"));
+        assert!(found.cpus > 0);
+        assert_eq!(found.file_room, FileRoom::Missing);
     }
 }

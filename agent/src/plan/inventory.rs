@@ -179,7 +179,7 @@ pub async fn preview(config: AgentConfig, supposed: PreviewRequest) -> Result<Pl
                 supposes.push(format!("{reason}: to plan for another host, describe its GPUs, as with --gpus 4x80 --nvlink"));
             }
             let links = host.driver.map(|driver| driver.links().clone()).unwrap_or_default();
-            (host.gpus, links, HostResources::detect(), NcclTransport::detect())
+            (host.gpus, links, HostResources::detect(&config.file_cache_dir), NcclTransport::detect())
         }
     };
     Ok(PlanPreview {

@@ -5,6 +5,7 @@
 
 pub mod described_gpus;
 mod error;
+mod file_cache;
 mod flags;
 mod front_end;
 mod host_cache;
@@ -28,6 +29,7 @@ mod weights;
 use std::path::Path;
 
 pub use self::error::{Alternative, ModelDoesNotFit, NoRoomForStandby, PlanError};
+pub use self::file_cache::{FileCache, FilePoolPlan, NoFileCache};
 pub use self::front_end::FrontEndChoice;
 pub use self::host_cache::{HostCache, HostCacheShare, NoHostCache};
 pub use self::host_resources::HostResources;
@@ -94,6 +96,8 @@ pub struct Plan {
     pub standby: Option<StandbyMemory>,
     /// The host's part of the engines' caches.
     pub host_cache: HostCache,
+    /// Files with what the host's engines have cached.
+    pub file_cache: FileCache,
     /// Each engine has room for a separate process around its model.
     pub has_workers: bool,
     /// Warnings to read before the plan runs, a sentence each.
@@ -148,6 +152,8 @@ fn plan_for_model(ground: &PlanInput<'_>, config: &AgentConfig, setup: EnginePla
     let (spread, mut layout, mut replicas) = lay_out(ground, config, &setup, &model)?;
     let has_workers = ground.resources.allows_workers(replicas.len());
     let host_cache = host_cache::choose(config.host_cache, &setup, &model, layout.as_ref(), ground.resources);
+    let copies = (&host_cache, replicas.len() as u64);
+    let file_cache = file_cache::choose(config.file_cache, &config.file_cache_dir, &setup, copies, ground.resources);
     let mut standby = None;
     let needs_standby = config.standby && replicas.len() == 1;
     if needs_standby {
@@ -159,8 +165,22 @@ fn plan_for_model(ground: &PlanInput<'_>, config: &AgentConfig, setup: EnginePla
     let name = config.model.clone();
     let (interface, transport) = (config.replica_interface.clone(), ground.transport.clone());
     let warnings = Vec::new();
-    let mut plan =
-        Plan { name, replicas, model, layout, front_end, setup, spread, interface, transport, standby, host_cache, has_workers, warnings };
+    let mut plan = Plan {
+        name,
+        replicas,
+        model,
+        layout,
+        front_end,
+        setup,
+        spread,
+        interface,
+        transport,
+        standby,
+        host_cache,
+        file_cache,
+        has_workers,
+        warnings,
+    };
     plan.warnings = text::warnings(&plan);
     if config.standby && !needs_standby {
         let standing_in = "no standby is started: the replicas of this node stand in for each other";
@@ -223,6 +243,7 @@ impl Plan {
             shortened_context: share.filter(|share| share.is_context_shortened).and_then(|share| share.context),
             front_end,
             host_cache: self.host_share(replica),
+            files: self.file_pool(),
             has_workers: self.has_workers,
         };
         flags::choose_flags(&self.setup, &place)
@@ -233,6 +254,14 @@ impl Plan {
         match &self.host_cache {
             HostCache::On(share) if !replica.is_standby => Some(share),
             HostCache::On(_) | HostCache::Off(_) => None,
+        }
+    }
+
+    /// The folder of files that engines share, if they keep some.
+    pub(crate) fn file_pool(&self) -> Option<&FilePoolPlan> {
+        match &self.file_cache {
+            FileCache::On(pool) => Some(pool),
+            FileCache::Off(_) => None,
         }
     }
 

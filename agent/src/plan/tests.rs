@@ -172,7 +172,7 @@ fn the_plan_is_printed_as_json_for_programs() {
 fn engines_get_worker_processes_only_where_all_have_room() {
     let case = Case { model: "gemma-2b", gpus: "4x80", nvlink: 0, minor: 32, config: config(Profile::Throughput, "") };
     let has_workers = |cpus| {
-        let plan = planned_in(&case, HostResources { cpus, shared_bytes: 8 << 30, memory_bytes: 0 }).unwrap();
+        let plan = planned_in(&case, HostResources { cpus, shared_bytes: 8 << 30, ..HostResources::unlimited() }).unwrap();
         let of =
             |replica| plan.choices(replica, plan.front_end.in_use).iter().any(|choice| choice.flag == "--distributed-executor-backend");
         plan.replicas.iter().map(of).collect::<Vec<_>>()

@@ -6,7 +6,7 @@ mod nodes;
 use super::layout::{GpuGroupLayout, GpuLayout, SizeReason};
 use super::memory::MemoryBudget;
 use super::model::{ModelFacts, ModelInfo, WeightSizeSource};
-use super::{HostCache, NoHostCache, Plan};
+use super::{FileCache, HostCache, NoFileCache, NoHostCache, Plan};
 use crate::config::Profile;
 use crate::gpu::Gpu;
 use crate::sizes::format_gib;
@@ -43,6 +43,9 @@ pub(super) fn page(plan: &Plan) -> String {
     section("KV cache", cache(plan));
     if !matches!(plan.host_cache, HostCache::Off(NoHostCache::Unset)) {
         section("host cache", vec![host_cache(plan)]);
+    }
+    if plan.file_cache != FileCache::Off(NoFileCache::Unset) {
+        section("files", vec![file_cache(plan)]);
     }
     section("standby", standby(plan).into_iter().collect());
     section("front-end", vec![format!("{}: {}", front_end(plan.front_end.in_use), plan.front_end.because)]);
@@ -252,6 +255,16 @@ fn host_cache(plan: &Plan) -> String {
         HostCache::Off(because) => format!("off: {because}"),
         HostCache::On(share) => {
             format!("about {} tokens a replica, {}: {}", thousands(share.tokens), format_gib(share.bytes), share.because())
+        }
+    }
+}
+
+/// Files with what the engines have cached, or why there are none.
+fn file_cache(plan: &Plan) -> String {
+    match &plan.file_cache {
+        FileCache::Off(because) => format!("off: {because}"),
+        FileCache::On(pool) => {
+            format!("about {} tokens for all replicas, {} in {}", thousands(pool.tokens), format_gib(pool.bytes), pool.folder.display())
         }
     }
 }

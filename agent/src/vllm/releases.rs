@@ -30,6 +30,9 @@ pub(crate) const PERFORMANCE_MODE_SINCE: VllmVersion = VllmVersion::new(0, 17);
 /// First release whose copies in the host's memory were measured, and say what is in them.
 pub(crate) const HOST_CACHE_SINCE: VllmVersion = VllmVersion::new(0, 24);
 
+/// First release whose files with KV blocks were measured. Engines of it find each other's.
+pub(crate) const FILE_CACHE_SINCE: VllmVersion = VllmVersion::new(0, 33);
+
 /// First release with `--shutdown-timeout`.
 pub(crate) const SHUTDOWN_TIMEOUT_SINCE: VllmVersion = VllmVersion::new(0, 18);
 

@@ -155,6 +155,7 @@ impl Supervisor {
             log: spec.log.clone().into(),
             wait_seconds: spec.if_agent_dies.wait_seconds(),
             cpus: spec.cpu_binding.as_ref().map(|binding| binding.cpus.clone()).unwrap_or_default(),
+            file_pool: spec.file_pool.clone().map(Into::into),
             life: self.life_record(epoch, None),
         }
     }

@@ -20,6 +20,7 @@ fn order() -> LaunchSpec {
         log: "/tmp/e0.log".into(),
         wait_seconds: Some(600),
         cpus: vec![0, 3],
+        file_pool: Some("/dev/shm/hostler-kv-0".into()),
         life: LifeRecord { node: "n0".to_owned(), index: 0, fingerprint: "f".into(), epoch: 7, lives: 2, ready_in_ms: None },
     }
 }

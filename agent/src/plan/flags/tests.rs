@@ -27,6 +27,7 @@ fn line(setup: &EnginePlanSetup, gpu: Option<&Gpu>, tp: u32, front_end: FrontEnd
             shortened_context: None,
             front_end,
             host_cache: None,
+            files: None,
             has_workers: false,
         },
     );
@@ -51,6 +52,7 @@ fn a_release_plans_ahead_for_a_pipeline_only_where_it_can() {
             shortened_context: None,
             front_end: PYTHON,
             host_cache: None,
+            files: None,
             has_workers: false,
         };
         let choices = choose_flags(&setup(minor, Profile::Throughput, ""), &place);
@@ -79,6 +81,7 @@ fn graphs(minor: u32, profile: Profile, given: &str, gib: u64) -> Vec<u32> {
         shortened_context: None,
         front_end: PYTHON,
         host_cache: None,
+        files: None,
         has_workers: false,
     };
     let choices = choose_flags(&setup(minor, profile, given), &place);
@@ -186,6 +189,7 @@ fn a_model_named_by_a_path_is_served_by_its_last_part_too() {
             shortened_context: None,
             front_end: PYTHON,
             host_cache: None,
+            files: None,
             has_workers: false,
         };
         let names = choose_flags(&setup, &place).into_iter().find(|choice| choice.flag == NAMES_FLAG);
@@ -212,6 +216,7 @@ fn the_users_own_flags_come_first() {
             shortened_context: None,
             front_end: PYTHON,
             host_cache: None,
+            files: None,
             has_workers: false,
         },
     );
@@ -234,6 +239,7 @@ fn tensor_parallelism_and_a_shortened_context_reach_the_engine() {
         shortened_context: Some(16_384),
         front_end: FrontEndInUse::Rust,
         host_cache: None,
+        files: None,
         has_workers: false,
     };
     let words: Vec<String> =
@@ -253,6 +259,7 @@ fn a_single_gpu_engine_gets_a_worker_process_for_throughput() {
             shortened_context: None,
             front_end: PYTHON,
             host_cache: None,
+            files: None,
             has_workers,
         };
         let choices = choose_flags(&setup(24, profile, given), &place);
@@ -290,6 +297,7 @@ fn line_of(setup: &EnginePlanSetup, front_end: FrontEndInUse) -> String {
         shortened_context: None,
         front_end,
         host_cache: None,
+        files: None,
         has_workers: false,
     };
     choose_flags(setup, &place).iter().flat_map(FlagChoice::to_arguments).collect::<Vec<_>>().join(" ")
@@ -307,6 +315,7 @@ fn engines_send_traces_or_the_plan_says_why_not() {
             shortened_context: None,
             front_end,
             host_cache: None,
+            files: None,
             has_workers: false,
         };
         choose_flags(&setup, &place).into_iter().find(|choice| choice.flag == TRACES_FLAG)

@@ -6,7 +6,7 @@ use crate::plan::tests::{Case, config, planned_in};
 const MODEL: &str = "llama-3.1-8b";
 
 fn host(memory_gib: u64, shared_gib: u64) -> HostResources {
-    HostResources { cpus: 64, shared_bytes: shared_gib * GIB, memory_bytes: memory_gib * GIB }
+    HostResources { shared_bytes: shared_gib * GIB, memory_bytes: memory_gib * GIB, ..HostResources::unlimited() }
 }
 
 fn planned(setting: &str, model: &str, (gpus, minor, given): (&str, u32, &str), host: HostResources) -> Plan {

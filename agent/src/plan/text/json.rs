@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::super::layout::{GpuGroupLayout, SizeReason};
-use super::super::{HostCache, MemoryBudget, ModelInfo, NcclTransport, Plan, ReplicaSpread, StandbyMemory};
+use super::super::{FileCache, HostCache, MemoryBudget, ModelInfo, NcclTransport, Plan, ReplicaSpread, StandbyMemory};
 use super::front_end;
 
 pub(in super::super) fn of(plan: &Plan) -> Value {
@@ -46,6 +46,10 @@ pub(in super::super) fn of(plan: &Plan) -> Value {
         "host_cache": match &plan.host_cache {
             HostCache::Off(because) => json!({ "off": because.to_string() }),
             HostCache::On(share) => json!({ "bytes": share.bytes, "tokens": share.tokens }),
+        },
+        "file_cache": match &plan.file_cache {
+            FileCache::Off(because) => json!({ "off": because.to_string() }),
+            FileCache::On(pool) => json!({ "bytes": pool.bytes, "tokens": pool.tokens, "folder": pool.folder }),
         },
         "spare": spare,
         "profile": plan.setup.profile.as_str(),

@@ -231,6 +231,7 @@ fn spec(directory: &tempfile::TempDir) -> EngineSpec {
         gpu_availability: None,
         fallback: None,
         start_order: Arc::new(StartOrder::unordered()),
+        file_pool: None,
         stage: None,
         warm_starts: None,
         gang: None,

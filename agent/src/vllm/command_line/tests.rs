@@ -35,7 +35,7 @@ fn planned(engine: &EngineProgram, version: Option<VllmVersion>, replica: &Repli
         rust_front_end: None,
         gpus: &replica.gpus,
         links: &NvlinkTopology::default(),
-        resources: HostResources { cpus: 4, shared_bytes: 0, memory_bytes: 0 },
+        resources: HostResources { cpus: 4, shared_bytes: 0, ..HostResources::unlimited() },
         transport: &crate::plan::NcclTransport::Unknown,
         traces: &EngineTraces::Unasked,
         downloads: Path::new("/nonexistent"),
