@@ -13,7 +13,7 @@ mod engine;
 mod error;
 mod faults;
 mod host_tier;
-mod kv_events;
+pub mod kv_events;
 mod mailbox;
 mod metrics;
 mod model_shards;

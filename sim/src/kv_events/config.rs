@@ -7,7 +7,7 @@ use crate::error::Error;
 /// vLLM's `KVEventsConfig`.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(crate) struct KvEventsConfig {
+pub struct KvEventsConfig {
     pub(crate) enable_kv_cache_events: bool,
     /// Publisher `zmq` or `null`; `zmq` if events are enabled and it is absent.
     pub(crate) publisher: Option<String>,
@@ -39,7 +39,10 @@ impl Default for KvEventsConfig {
 
 impl KvEventsConfig {
     /// Parses the flag; `None` if events are disabled.
-    pub(crate) fn parse(flag: Option<&str>) -> Result<Option<Self>, Error> {
+    ///
+    /// # Errors
+    /// When the flag is not such an object.
+    pub fn parse(flag: Option<&str>) -> Result<Option<Self>, Error> {
         let Some(json) = flag else { return Ok(None) };
         let config: Self =
             serde_json::from_str(json).map_err(|error| Error::Argument { argument: "--kv-events-config", reason: error.to_string() })?;

@@ -8,13 +8,13 @@ mod tests;
 
 use std::borrow::Cow;
 
-pub(crate) use config::KvEventsConfig;
-pub(crate) use publisher::Publisher;
+pub use config::KvEventsConfig;
+pub use publisher::Publisher;
 use serde::Serialize;
 
 /// Keys that a block's hash depends on besides its tokens: here a LoRA adapter's name and a cache
 /// salt.
-pub(crate) type ExtraKeys = Vec<Option<Vec<String>>>;
+pub type ExtraKeys = Vec<Option<Vec<String>>>;
 
 /// One change of the cache.
 ///
@@ -22,7 +22,7 @@ pub(crate) type ExtraKeys = Vec<Option<Vec<String>>>;
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[cfg_attr(test, derive(serde::Deserialize))]
 #[serde(tag = "type")]
-pub(crate) enum Event {
+pub enum Event {
     BlockStored {
         block_hashes: Vec<u64>,
         parent_block_hash: Option<u64>,
@@ -48,7 +48,7 @@ pub(crate) enum Event {
 }
 
 impl Event {
-    pub(crate) fn stored(hashes: Vec<u64>, parent: Option<u64>, tokens: Vec<u32>, keys: ExtraKeys) -> Self {
+    pub fn stored(hashes: Vec<u64>, parent: Option<u64>, tokens: Vec<u32>, keys: ExtraKeys) -> Self {
         Self::BlockStored {
             block_size: tokens.len() / hashes.len().max(1),
             block_hashes: hashes,
@@ -84,7 +84,7 @@ impl Event {
     }
 
     /// Removal of one block; vLLM sends one event for each.
-    pub(crate) fn removed(hash: u64) -> Self {
+    pub fn removed(hash: u64) -> Self {
         Self::BlockRemoved { block_hashes: vec![hash], medium: Some(Cow::Borrowed("GPU")), group_idx: Some(0) }
     }
 }

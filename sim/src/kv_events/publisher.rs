@@ -24,7 +24,7 @@ const REPLAY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The stepping task's end of the queue.
 #[derive(Debug)]
-pub(crate) struct Publisher {
+pub struct Publisher {
     batches: mpsc::Sender<(f64, Vec<Event>)>,
 }
 
@@ -36,7 +36,10 @@ struct Replay {
 
 impl Publisher {
     /// Opens the sockets and starts the tasks, which end when `stop` is cancelled.
-    pub(crate) async fn start(config: KvEventsConfig, tasks: &TaskTracker, stop: &CancellationToken) -> Result<Self, Error> {
+    ///
+    /// # Errors
+    /// When an address cannot be bound or reached.
+    pub async fn start(config: KvEventsConfig, tasks: &TaskTracker, stop: &CancellationToken) -> Result<Self, Error> {
         let socket = open_publisher(&config).await?;
         let (batches, incoming) = mpsc::channel(config.max_queue_size.max(1));
         let (ask, requests) = mpsc::channel(16);
@@ -50,7 +53,8 @@ impl Publisher {
         Ok(Self { batches })
     }
 
-    pub(crate) fn publish(&self, events: Vec<Event>) {
+    /// Queues the events of one step; if the queue is full they are lost, as the log says.
+    pub fn publish(&self, events: Vec<Event>) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         if self.batches.try_send((now.as_secs_f64(), events)).is_err() {
             warn!("KV event queue is full or closed; a batch is lost");

@@ -9,13 +9,23 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::ExitCode;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use crate::cases::{ANSWER, EVENT, chunk};
+use hostler_sim::kv_events::{KvEventsConfig, Publisher};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::cases::{ANSWER, EVENT, chunk, removed_blocks, stored_blocks};
 
 /// Order to wait until this many requests wait.
 pub(crate) const AWAIT: u32 = 1;
 
 /// Order to answer all waiting requests: a plain one whole, a stream with one event.
 pub(crate) const ANSWER_ALL: u32 = 2;
+
+/// Order to report that the blocks of the prompt of this number are cached.
+pub(crate) const STORE: u32 = 3;
+
+/// Order to report that the blocks of the prompt of this number are no longer cached.
+pub(crate) const REMOVE: u32 = 4;
 
 struct Waiting {
     connection: UnixStream,
@@ -38,11 +48,15 @@ pub(crate) fn main(arguments: &[OsString]) -> ExitCode {
 
 fn serve(arguments: &[OsString]) -> io::Result<()> {
     let value = |flag: &str| arguments.iter().skip_while(|argument| *argument != flag).nth(1).ok_or(io::ErrorKind::InvalidInput);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let config = KvEventsConfig::parse(value("--kv-events-config").ok().and_then(|json| json.to_str())).map_err(io::Error::other)?;
+    let start = async |config| Publisher::start(config, &TaskTracker::new(), &CancellationToken::new()).await;
+    let publisher = config.map(|config| runtime.block_on(start(config))).transpose().map_err(io::Error::other)?;
     let (orders, requests) = (UnixListener::bind(value("--steps")?)?, UnixListener::bind(value("--uds")?)?);
     let (waits, waiting) = channel();
     std::thread::spawn(move || {
         let (connection, _) = orders.accept()?;
-        obey(connection, &waiting)
+        obey(connection, &waiting, publisher.as_ref())
     });
     for connection in requests.incoming() {
         let (connection, waits) = (connection?, waits.clone());
@@ -52,15 +66,17 @@ fn serve(arguments: &[OsString]) -> io::Result<()> {
 }
 
 /// Executes orders until there are no more.
-fn obey(mut orders: UnixStream, arrivals: &Receiver<Waiting>) -> io::Result<()> {
+fn obey(mut orders: UnixStream, arrivals: &Receiver<Waiting>, publisher: Option<&Publisher>) -> io::Result<()> {
+    let publish = |events| publisher.map(|publisher| publisher.publish(events)).ok_or(io::ErrorKind::Unsupported);
     let mut waiting = Vec::new();
     loop {
         let (mut order, mut count) = ([0; 4], [0; 4]);
         orders.read_exact(&mut order)?;
         orders.read_exact(&mut count)?;
+        let count = u32::from_be_bytes(count);
         match u32::from_be_bytes(order) {
             AWAIT => {
-                while waiting.len() < u32::from_be_bytes(count) as usize {
+                while waiting.len() < count as usize {
                     waiting.push(arrivals.recv().map_err(io::Error::other)?);
                 }
             }
@@ -70,6 +86,8 @@ fn obey(mut orders: UnixStream, arrivals: &Receiver<Waiting>) -> io::Result<()> 
                 }
                 waiting.retain(|request| request.is_stream);
             }
+            STORE => publish(vec![stored_blocks(count)])?,
+            REMOVE => publish(removed_blocks(count))?,
             _ => return Err(io::ErrorKind::InvalidData.into()),
         }
         orders.write_all(&[0])?;

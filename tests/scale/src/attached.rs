@@ -141,7 +141,19 @@ impl Attachment {
     pub async fn report(&mut self, replicas: Vec<wire::ReplicaReport>) -> Result<(), Status> {
         let report = wire::Report { sequence: self.sequence, snapshot: false, replicas, job: None };
         self.sequence += 1;
-        let sent = self.to_router.send(wire::AttachRequest { message: Some(ToRouter::Report(report)) }).await;
+        self.send(ToRouter::Report(report)).await
+    }
+
+    /// Reports to the router which blocks of a replica are cached.
+    ///
+    /// # Errors
+    /// When the connection has ended.
+    pub async fn report_cache(&mut self, report: wire::CacheReport) -> Result<(), Status> {
+        self.send(ToRouter::Cache(report)).await
+    }
+
+    async fn send(&self, message: ToRouter) -> Result<(), Status> {
+        let sent = self.to_router.send(wire::AttachRequest { message: Some(message) }).await;
         sent.map_err(|_| lost("Attach"))
     }
 

@@ -14,11 +14,11 @@ use hostler_boot::Shutdown;
 use hostler_router::Router;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpStream, UnixStream};
+use tokio::net::UnixStream;
 use tokio::time::sleep;
 
 use super::clients::{ANSWER, Client, EVENT, chat, chunk};
-use super::scene::settings;
+use super::scene::{admin_page, settings};
 use crate::counted::{CountedThread, drive, flush};
 use crate::fake_engine::{ANSWER_ALL, AWAIT};
 
@@ -39,9 +39,11 @@ const WARM: u32 = 5;
 const START: Duration = Duration::from_secs(60);
 
 /// A fleet of one agent, which is counted.
-struct AgentFixture {
-    agent: CountedThread,
+pub(super) struct AgentFixture {
+    pub(super) agent: CountedThread,
     edge: SocketAddr,
+    /// The router's pages for operators.
+    pub(super) admin: SocketAddr,
     /// Connection on which the engine takes orders.
     engine: UnixStream,
     shutdown: Shutdown,
@@ -49,7 +51,7 @@ struct AgentFixture {
 }
 
 impl AgentFixture {
-    async fn start() -> anyhow::Result<Self> {
+    pub(super) async fn start(kv_events: bool) -> anyhow::Result<Self> {
         // Keep the path short: the paths of Unix sockets begin with it.
         let folder = tempfile::Builder::new().prefix("g-").tempdir_in("/tmp")?;
         let router = Router::bind(settings(&folder)).await?;
@@ -64,7 +66,7 @@ impl AgentFixture {
             engine_args: vec!["--steps".into(), steps.display().to_string()],
             run_dir: folder.path().join("r"),
             log_dir: folder.path().join("l"),
-            kv_events: false,
+            kv_events,
             // No timer should fire.
             probe_interval: Duration::from_secs(3600),
             stall_timeout: Duration::from_secs(3600),
@@ -80,7 +82,7 @@ impl AgentFixture {
             agent.run(ending).await.expect("it has no address to bind");
         })?;
         let engine = tokio::time::timeout(START, ready(admin, &steps)).await.context("the engine was not ready in time")?;
-        Ok(Self { agent, edge, engine, shutdown, _folder: folder })
+        Ok(Self { agent, edge, admin, engine, shutdown, _folder: folder })
     }
 
     /// Waits until this many requests wait in the engine.
@@ -96,7 +98,7 @@ impl AgentFixture {
         done
     }
 
-    async fn order(&mut self, order: u32, count: u32) -> anyhow::Result<()> {
+    pub(super) async fn order(&mut self, order: u32, count: u32) -> anyhow::Result<()> {
         self.engine.write_u64((u64::from(order) << 32) | u64::from(count)).await?;
         ensure!(self.engine.read_u8().await.context("the engine has ended")? == 0, "the engine did not obey");
         Ok(())
@@ -117,7 +119,7 @@ impl AgentFixture {
     }
 
     /// Ends the engine with its agent.
-    async fn end(self) {
+    pub(super) async fn end(self) {
         self.agent.end().await;
         self.shutdown.stop();
         // The keeper sees the end even if this process exits first.
@@ -139,16 +141,12 @@ async fn ready(admin: SocketAddr, steps: &Path) -> UnixStream {
 }
 
 async fn is_ready(admin: SocketAddr) -> std::io::Result<bool> {
-    let mut stream = TcpStream::connect(admin).await?;
-    stream.write_all(b"GET /readyz HTTP/1.1\r\nHost: guard.test\r\nConnection: close\r\n\r\n").await?;
-    let mut answer = Vec::new();
-    stream.read_to_end(&mut answer).await?;
-    Ok(answer.starts_with(b"HTTP/1.1 200 "))
+    Ok(admin_page(admin, "/readyz").await?.starts_with("HTTP/1.1 200 "))
 }
 
 pub(crate) fn events() -> anyhow::Result<()> {
     drive(async {
-        let mut scene = AgentFixture::start().await?;
+        let mut scene = AgentFixture::start(false).await?;
         let mut clients = Client::connect(scene.edge, STREAMS).await?;
         scene.send(&mut clients, &stream()).await?;
         scene.until_waiting(STREAMS).await?;
@@ -172,7 +170,7 @@ pub(crate) fn events() -> anyhow::Result<()> {
 
 pub(crate) fn requests() -> anyhow::Result<()> {
     drive(async {
-        let mut scene = AgentFixture::start().await?;
+        let mut scene = AgentFixture::start(false).await?;
         let mut clients = Client::connect(scene.edge, AT_ONCE).await?;
         let request = chat("Hello", r#""stream":false"#);
         for round in 0..WARM + ROUNDS {

@@ -1,6 +1,7 @@
 //! Counted paths. Each case starts its parts, warms them, and counts some rounds.
 
 mod agent;
+mod blocks;
 mod clients;
 mod events;
 mod pure;
@@ -9,6 +10,8 @@ mod scene;
 
 use clap::ValueEnum;
 
+use blocks::Counted;
+pub(crate) use blocks::{removed_blocks, stored_blocks};
 pub(crate) use clients::{ANSWER, EVENT, chunk};
 
 /// A path that is counted.
@@ -39,6 +42,14 @@ pub(crate) enum Case {
     AgentEvent,
     /// A tiny request and its plain answer at the agent, one of 16 at once.
     AgentRequest,
+    /// A long prompt's blocks that an engine has stored, at the agent.
+    AgentBlocksStored,
+    /// The same blocks removed.
+    AgentBlocksRemoved,
+    /// A long prompt's blocks that an engine has stored, at the router.
+    RouterBlocksStored,
+    /// The same blocks removed.
+    RouterBlocksRemoved,
     /// The scanner over one event.
     Scanner,
     /// The choice among 8 replicas.
@@ -74,6 +85,10 @@ impl Case {
             Self::RouterLongRequest => "router-long-request",
             Self::AgentEvent => "agent-event",
             Self::AgentRequest => "agent-request",
+            Self::AgentBlocksStored => "agent-blocks-stored",
+            Self::AgentBlocksRemoved => "agent-blocks-removed",
+            Self::RouterBlocksStored => "router-blocks-stored",
+            Self::RouterBlocksRemoved => "router-blocks-removed",
             Self::Scanner => "scanner",
             Self::PlaceAmong8 => "place-among-8",
             Self::PlaceAmong1000 => "place-among-1000",
@@ -94,6 +109,7 @@ impl Case {
             Self::RouterLongRequest => requests::LONG,
             Self::AgentEvent => agent::STREAMS * agent::STEPS,
             Self::AgentRequest => agent::AT_ONCE * agent::ROUNDS,
+            Self::AgentBlocksStored | Self::AgentBlocksRemoved | Self::RouterBlocksStored | Self::RouterBlocksRemoved => blocks::PROMPTS,
             Self::Scanner | Self::PlaceAmong8 | Self::PlaceAmong1000 | Self::TokenKeys | Self::TextKeys => pure::TIMES,
         }
     }
@@ -111,6 +127,10 @@ impl Case {
             Self::RouterLongRequest => requests::long(),
             Self::AgentEvent => agent::events(),
             Self::AgentRequest => agent::requests(),
+            Self::AgentBlocksStored => blocks::at_agent(Counted::Stored),
+            Self::AgentBlocksRemoved => blocks::at_agent(Counted::Removed),
+            Self::RouterBlocksStored => blocks::at_router(Counted::Stored),
+            Self::RouterBlocksRemoved => blocks::at_router(Counted::Removed),
             Self::Scanner => pure::scanner(),
             Self::PlaceAmong8 => pure::place_among(8),
             Self::PlaceAmong1000 => pure::place_among(1000),

@@ -1,5 +1,6 @@
 //! A real router on the counted thread, and agents without engines on this one.
 
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +16,8 @@ use hostler_proto::lane::{Header, ResponseHead};
 use hostler_router::{Router, RouterConfig};
 use hostler_scale::{AttachRequest, Attachment, Replica, attach};
 use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 
 use crate::counted::{CountedThread, flush};
@@ -30,8 +33,10 @@ const NODE_REPLICAS: u32 = 250;
 pub(crate) struct RouterFixture {
     pub(crate) router: CountedThread,
     pub(crate) edge: SocketAddr,
+    /// Pages for operators.
+    pub(crate) admin: SocketAddr,
     taken: mpsc::UnboundedReceiver<IncomingRequest>,
-    _attached: Vec<Attachment>,
+    pub(crate) attached: Vec<Attachment>,
     _folder: TempDir,
 }
 
@@ -66,10 +71,10 @@ impl RouterFixture {
         let (tell, addresses) = tokio::sync::oneshot::channel();
         let router = CountedThread::start(move || async move {
             let router = Router::bind(config).await.expect("loopback has free ports");
-            let _ = tell.send((router.edge_address(), router.agents_address()));
+            let _ = tell.send((router.edge_address(), router.admin_address(), router.agents_address()));
             router.run(Shutdown::new()).await.expect("it takes nobody's place");
         })?;
-        let (edge, agents) = addresses.await.context("the router did not start")?;
+        let (edge, admin, agents) = addresses.await.context("the router did not start")?;
         let (took, taken) = mpsc::unbounded_channel();
         let mut attached = Vec::new();
         for (node, first) in (0..replicas).step_by(NODE_REPLICAS as usize).enumerate() {
@@ -78,7 +83,7 @@ impl RouterFixture {
             let replicas = (0..count).map(|index| Replica { index, ..Replica::default() }.full_report()).collect();
             attached.push(attach(agents, AttachRequest { hello, replicas, lanes: LANES }, &took, Arc::default()).await?);
         }
-        Ok(Self { router, edge, taken, _attached: attached, _folder: folder })
+        Ok(Self { router, edge, admin, taken, attached, _folder: folder })
     }
 
     pub(crate) async fn taken(&mut self) -> anyhow::Result<IncomingRequest> {
@@ -101,6 +106,15 @@ impl RouterFixture {
         drop(hold);
         done
     }
+}
+
+/// A page of the router for operators, with its head.
+pub(crate) async fn admin_page(admin: SocketAddr, path: &str) -> io::Result<String> {
+    let mut stream = TcpStream::connect(admin).await?;
+    stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").as_bytes()).await?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await?;
+    Ok(answer)
 }
 
 pub(crate) fn begin(serving: &RequestStream, content_type: &'static str, length: Option<usize>) {
