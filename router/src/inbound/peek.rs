@@ -260,6 +260,10 @@ fn whole_number(text: &str) -> Option<u64> {
 
 /// How many items a list has; 1 for any other value.
 pub(super) fn count_items(value: &str) -> u64 {
+    // An error of serde_json would contain all of a text.
+    if !value.trim_start().starts_with('[') {
+        return 1;
+    }
     // Ignored items have no size, so the list takes no memory.
     serde_json::from_str::<Vec<IgnoredAny>>(value).map_or(1, |items| items.len() as u64)
 }
