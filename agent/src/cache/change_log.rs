@@ -3,12 +3,12 @@
 use std::collections::VecDeque;
 
 use hostler_placement::block_keys::BlockKey;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use super::mirror::Change;
 
-/// Changes kept for readers, 16 bytes each. A reader that is further behind reads everything again.
-pub(super) const MAX_CHANGES: usize = 64 * 1024;
+/// Changes kept for readers in any case, 16 bytes each.
+pub(super) const MIN_KEPT_CHANGES: usize = 64 * 1024;
 
 #[derive(Debug, Default)]
 pub(super) struct ChangeLog {
@@ -44,22 +44,22 @@ impl ChangeLog {
         number >= self.first_number
     }
 
-    pub(super) fn apply(&mut self, changes: Vec<Change>) {
+    /// Adds changes, after which the tier has this number of blocks.
+    ///
+    /// As many changes are kept, because reading more of them would take longer than reading
+    /// everything again. One step of an engine with many long prompts may make 100,000 changes.
+    pub(super) fn apply(&mut self, changes: Vec<Change>, blocks: u64) {
         for change in changes {
             match change {
-                Change::Stored(key) => self.push(key, ChangeKind::Stored),
-                Change::Removed(key) => self.push(key, ChangeKind::Removed),
+                Change::Stored(key) => self.changes.push_back((key, ChangeKind::Stored)),
+                Change::Removed(key) => self.changes.push_back((key, ChangeKind::Removed)),
                 Change::Cleared => self.clear(),
             }
         }
-    }
-
-    fn push(&mut self, key: BlockKey, kind: ChangeKind) {
-        if self.changes.len() == MAX_CHANGES {
-            self.changes.pop_front();
-            self.first_number += 1;
-        }
-        self.changes.push_back((key, kind));
+        let kept = usize::try_from(blocks).unwrap_or(usize::MAX).max(MIN_KEPT_CHANGES);
+        let excess = self.changes.len().saturating_sub(kept);
+        self.changes.drain(..excess);
+        self.first_number += excess as u64;
     }
 
     /// Restarts every reader, which is shorter than one removal for each block.
@@ -82,7 +82,7 @@ impl ChangeLog {
             return None;
         }
         *next = self.first_number + end as u64;
-        let mut net: FxHashMap<BlockKey, ChangeKind> = FxHashMap::default();
+        let mut net: FxHashMap<BlockKey, ChangeKind> = FxHashMap::with_capacity_and_hasher(end - begin, FxBuildHasher);
         for &(key, kind) in self.changes.range(begin..end) {
             // Stores and removals of a block alternate, so two changes in a row cancel each other.
             if net.remove(&key).is_none() {

@@ -283,8 +283,8 @@ impl Inner {
         self.counters.orphans += effects.orphans;
         self.counters.ignored += effects.ignored;
         self.counters.malformed += effects.malformed;
-        self.gpu.apply(effects.changes);
-        self.host.apply(effects.host_changes);
+        self.gpu.apply(effects.changes, self.mirror.digest(CacheTier::Gpu).count);
+        self.host.apply(effects.host_changes, self.mirror.digest(CacheTier::Host).count);
     }
 
     fn forget(&mut self) {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 
 use super::*;
-use crate::cache::change_log::MAX_CHANGES;
+use crate::cache::change_log::MIN_KEPT_CHANGES;
 use crate::cache::tests::{removed, stored};
 
 #[derive(Default)]
@@ -105,17 +105,22 @@ fn late_writes_of_a_former_life_are_ignored() {
 }
 
 #[test]
-fn a_reader_far_behind_gets_a_snapshot() {
+fn a_reader_behind_by_more_changes_than_there_are_blocks_gets_a_snapshot() {
     let (log, writer) = begun();
     let mut reader = Reader::default();
     writer.apply(&[stored(None, &[1])]);
     assert_eq!(reader.read_all(&log, 10).len(), 1);
     let blocks: Vec<u64> = (2..70_000).collect();
-    writer.apply(&[stored(Some(1), &blocks)]);
+    let stored = [stored(Some(1), &blocks)];
+    writer.apply(&stored);
+    assert!(blocks.len() > MIN_KEPT_CHANGES);
     let delta = log.read(&mut reader.cursor, usize::MAX).unwrap();
-    assert!(delta.is_snapshot && !delta.is_partial);
-    assert_eq!(delta.stored.len(), 69_999);
-    assert!(log.inner.lock().gpu.len() <= MAX_CHANGES);
+    assert_eq!((delta.is_snapshot, delta.stored.len()), (false, blocks.len()));
+    let removed: Vec<KvEvent> = blocks.iter().map(|block| removed(*block)).collect();
+    [&removed[..], &stored, &removed].into_iter().for_each(|events| writer.apply(events));
+    let delta = log.read(&mut reader.cursor, usize::MAX).unwrap();
+    assert_eq!((delta.is_snapshot, delta.is_partial, delta.stored.len()), (true, false, 1));
+    assert_eq!(log.inner.lock().gpu.len(), MIN_KEPT_CHANGES);
 }
 
 #[test]
