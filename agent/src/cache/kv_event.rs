@@ -4,11 +4,14 @@
 //! since 0.11. Additions of later releases are skipped. This module knows no sockets and keeps no
 //! state.
 
-use std::fmt;
+use std::io;
 
 use bytes::Bytes;
-use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
-use serde::{Deserialize, de};
+use rmp::Marker;
+use rmp::decode::{read_array_len, read_bin_len, read_int, read_map_len, read_nil, read_str_len};
+use rmp_serde::decode::Error;
+use serde::Deserialize;
+use serde::de::{Error as _, IgnoredAny};
 
 pub(crate) use super::extra::ExtraKey;
 
@@ -19,7 +22,7 @@ pub(crate) enum KvEventError {
     #[error("a sequence number of {0} bytes")]
     Sequence(usize),
     #[error("a batch of events that cannot be decoded: {0}")]
-    Payload(#[from] rmp_serde::decode::Error),
+    Payload(#[from] Error),
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -105,45 +108,19 @@ fn parse_sequence(frame: &Bytes) -> Result<u64, KvEventError> {
 ///
 /// # Errors
 /// When the payload is no such batch.
-pub(crate) fn parse_events(payload: &[u8]) -> Result<Vec<KvEvent>, KvEventError> {
-    let EventBatch(events) = rmp_serde::from_slice(payload)?;
+pub(crate) fn parse_events(mut payload: &[u8]) -> Result<Vec<KvEvent>, KvEventError> {
+    Ok(read_batch(&mut payload)?)
+}
+
+fn read_batch(rest: &mut &[u8]) -> Result<Vec<KvEvent>, Error> {
+    let fields = read_array_len(rest)?;
+    if fields < 2 {
+        return Err(Error::missing_field("events"));
+    }
+    skip_all(rest, 1)?;
+    let events = read_array(rest, read_event)?;
+    skip_all(rest, fields - 2)?;
     Ok(events)
-}
-
-struct EventBatch(Vec<KvEvent>);
-
-impl<'de> Deserialize<'de> for EventBatch {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_seq(EventBatchVisitor)
-    }
-}
-
-struct EventBatchVisitor;
-
-impl<'de> Visitor<'de> for EventBatchVisitor {
-    type Value = EventBatch;
-
-    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str("an array of a time, events and a rank")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut batch: A) -> Result<EventBatch, A::Error> {
-        let _time: Option<IgnoredAny> = batch.next_element()?;
-        let events = batch.next_element()?.ok_or_else(|| A::Error::missing_field("events"))?;
-        skip_rest(batch)?;
-        Ok(EventBatch(events))
-    }
-}
-
-fn skip_rest<'de, A: SeqAccess<'de>>(mut rest: A) -> Result<(), A::Error> {
-    while rest.next_element::<IgnoredAny>()?.is_some() {}
-    Ok(())
-}
-
-impl<'de> Deserialize<'de> for KvEvent {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(KvEventVisitor)
-    }
 }
 
 /// Names and order of the fields after the tag, for events encoded as arrays.
@@ -161,49 +138,35 @@ const STORED_FIELDS: [&str; 10] = [
 ];
 const REMOVED_FIELDS: [&str; 3] = ["block_hashes", "medium", "group_idx"];
 
-struct KvEventVisitor;
-
-impl<'de> Visitor<'de> for KvEventVisitor {
-    type Value = KvEvent;
-
-    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str("an event as a map or an array")
+/// Reads an event, a map or an array, that begins with its tag.
+fn read_event(rest: &mut &[u8]) -> Result<KvEvent, Error> {
+    let is_map = matches!(peek(rest), Some(Marker::FixMap(_) | Marker::Map16 | Marker::Map32));
+    let count = if is_map { read_map_len(rest)? } else { read_array_len(rest)? };
+    if count == 0 || is_map && read_text(rest)? != b"type" {
+        return Err(Error::missing_field("type"));
     }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut event: A) -> Result<KvEvent, A::Error> {
-        let tag: String = event.next_element()?.ok_or_else(|| A::Error::missing_field("type"))?;
-        let names: &[&str] = match tag.as_str() {
-            "BlockStored" => &STORED_FIELDS,
-            "BlockRemoved" => &REMOVED_FIELDS,
-            _ => &[],
+    let tag = read_text(rest)?;
+    // A field of an unknown event may have a known name and another meaning.
+    let names: &[&str] = match tag {
+        b"BlockStored" => &STORED_FIELDS,
+        b"BlockRemoved" => &REMOVED_FIELDS,
+        _ => &[],
+    };
+    let mut fields = EventFields::default();
+    // Older releases end earlier.
+    for number in 0..count as usize - 1 {
+        let name = if is_map {
+            let sent = read_text(rest)?;
+            names.iter().find(|name| name.as_bytes() == sent)
+        } else {
+            names.get(number)
         };
-        let mut fields = EventFields::default();
-        for name in names {
-            // Older releases end earlier.
-            if event.next_element_seed(EventField { name, fields: &mut fields })?.is_none() {
-                break;
-            }
+        match name {
+            Some(name) => fields.read(name, rest)?,
+            None => skip_all(rest, 1)?,
         }
-        skip_rest(event)?;
-        fields.into_event(&tag)
     }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut event: A) -> Result<KvEvent, A::Error> {
-        let mut tag: Option<String> = None;
-        let mut fields = EventFields::default();
-        while let Some(name) = event.next_key::<String>()? {
-            if name == "type" {
-                tag = Some(event.next_value()?);
-                continue;
-            }
-            // The tag comes first. A field of an unknown event may have a known name and another
-            // meaning.
-            let is_known = matches!(tag.as_deref(), None | Some("BlockStored" | "BlockRemoved"));
-            let name = if is_known { name.as_str() } else { "" };
-            event.next_value_seed(EventField { name, fields: &mut fields })?;
-        }
-        fields.into_event(&tag.ok_or_else(|| A::Error::missing_field("type"))?)
-    }
+    fields.into_event(tag)
 }
 
 #[derive(Default)]
@@ -215,95 +178,117 @@ struct EventFields {
 }
 
 impl EventFields {
-    fn into_event<E: de::Error>(self, tag: &str) -> Result<KvEvent, E> {
+    fn read(&mut self, name: &str, rest: &mut &[u8]) -> Result<(), Error> {
+        match name {
+            "block_hashes" => self.hashes = Some(read_array(rest, read_hash)?),
+            "parent_block_hash" => self.rest.parent = read_option(rest, read_hash)?,
+            "token_ids" => self.tokens = Some(read_array(rest, read_token)?),
+            "block_size" => self.block_size = Some(read_int(rest)?),
+            "lora_id" => self.rest.lora_id = read_option(rest, |rest| Ok(read_int(rest)?))?,
+            "medium" => self.rest.medium = read_option(rest, read_string)?,
+            "lora_name" => self.rest.lora_name = read_option(rest, read_string)?,
+            "extra_keys" => self.rest.extra_keys = read_option(rest, read_any)?.unwrap_or_default(),
+            "group_idx" => self.rest.group = read_option(rest, |rest| Ok(read_int(rest)?))?,
+            "kv_cache_spec_kind" => self.rest.kind = read_option(rest, read_string)?,
+            _ => skip_all(rest, 1)?,
+        }
+        Ok(())
+    }
+
+    fn into_event(self, tag: &[u8]) -> Result<KvEvent, Error> {
         let Self { hashes, tokens, block_size, rest } = self;
         match tag {
-            "BlockStored" => Ok(KvEvent::Stored(Box::new(BlocksStored {
-                hashes: hashes.ok_or_else(|| E::missing_field("block_hashes"))?,
-                tokens: tokens.ok_or_else(|| E::missing_field("token_ids"))?,
-                block_size: block_size.ok_or_else(|| E::missing_field("block_size"))?,
+            b"BlockStored" => Ok(KvEvent::Stored(Box::new(BlocksStored {
+                hashes: hashes.ok_or_else(|| Error::missing_field("block_hashes"))?,
+                tokens: tokens.ok_or_else(|| Error::missing_field("token_ids"))?,
+                block_size: block_size.ok_or_else(|| Error::missing_field("block_size"))?,
                 ..rest
             }))),
-            "BlockRemoved" => Ok(KvEvent::Removed(BlocksRemoved {
-                hashes: hashes.ok_or_else(|| E::missing_field("block_hashes"))?,
+            b"BlockRemoved" => Ok(KvEvent::Removed(BlocksRemoved {
+                hashes: hashes.ok_or_else(|| Error::missing_field("block_hashes"))?,
                 medium: rest.medium,
                 group: rest.group,
             })),
-            "AllBlocksCleared" => Ok(KvEvent::Cleared),
+            b"AllBlocksCleared" => Ok(KvEvent::Cleared),
             _ => Ok(KvEvent::Unknown),
         }
     }
 }
 
-struct EventField<'a> {
-    name: &'a str,
-    fields: &'a mut EventFields,
-}
-
-impl<'de> DeserializeSeed<'de> for EventField<'_> {
-    type Value = ();
-
-    fn deserialize<D: Deserializer<'de>>(self, value: D) -> Result<(), D::Error> {
-        let fields = self.fields;
-        match self.name {
-            "block_hashes" => {
-                let hashes: Vec<EngineHash> = Deserialize::deserialize(value)?;
-                fields.hashes = Some(hashes.into_iter().map(|EngineHash(hash)| hash).collect());
-            }
-            "parent_block_hash" => {
-                let parent: Option<EngineHash> = Deserialize::deserialize(value)?;
-                fields.rest.parent = parent.map(|EngineHash(hash)| hash);
-            }
-            "token_ids" => fields.tokens = Some(Deserialize::deserialize(value)?),
-            "block_size" => fields.block_size = Some(Deserialize::deserialize(value)?),
-            "lora_id" => fields.rest.lora_id = Deserialize::deserialize(value)?,
-            "medium" => fields.rest.medium = Deserialize::deserialize(value)?,
-            "lora_name" => fields.rest.lora_name = Deserialize::deserialize(value)?,
-            "extra_keys" => {
-                let keys: Option<Vec<ExtraKey>> = Deserialize::deserialize(value)?;
-                fields.rest.extra_keys = keys.unwrap_or_default();
-            }
-            "group_idx" => fields.rest.group = Deserialize::deserialize(value)?,
-            "kv_cache_spec_kind" => fields.rest.kind = Deserialize::deserialize(value)?,
-            _ => drop(IgnoredAny::deserialize(value)?),
-        }
-        Ok(())
-    }
-}
-
-/// 64 bits of an engine's hash.
+/// Reads 64 bits of an engine's hash.
 ///
 /// If the engine sends the whole digest, these are its last eight bytes: the number that it sends
 /// otherwise.
-struct EngineHash(u64);
-
-impl<'de> Deserialize<'de> for EngineHash {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(EngineHashVisitor)
+fn read_hash(rest: &mut &[u8]) -> Result<u64, Error> {
+    if !matches!(peek(rest), Some(Marker::Bin8 | Marker::Bin16 | Marker::Bin32)) {
+        // Some releases send it with a sign.
+        let hash: i128 = read_int(rest)?;
+        #[expect(clippy::cast_possible_truncation, reason = "MessagePack has no integers of more than 64 bits")]
+        return Ok(hash as u64);
     }
+    let len = read_bin_len(rest)?;
+    let digest = read_bytes(rest, len)?;
+    let last = digest.last_chunk().ok_or_else(|| Error::invalid_length(digest.len(), &"eight bytes or more"))?;
+    Ok(u64::from_be_bytes(*last))
 }
 
-struct EngineHashVisitor;
+/// First bytes of integers of 16 and 32 bits.
+const U16: u8 = 0xcd;
+const U32: u8 = 0xce;
 
-impl Visitor<'_> for EngineHashVisitor {
-    type Value = EngineHash;
+/// Reads a token. Nearly all have the two forms below, which cost half of any other here.
+fn read_token(rest: &mut &[u8]) -> Result<u32, Error> {
+    let (token, tail) = match **rest {
+        [U16, a, b, ref tail @ ..] => (u32::from_be_bytes([0, 0, a, b]), tail),
+        [U32, a, b, c, d, ref tail @ ..] => (u32::from_be_bytes([a, b, c, d]), tail),
+        _ => return Ok(read_int(rest)?),
+    };
+    *rest = tail;
+    Ok(token)
+}
 
-    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str("a hash of 64 bits, or of eight bytes or more")
+fn peek(rest: &[u8]) -> Option<Marker> {
+    rest.first().copied().map(Marker::from_u8)
+}
+
+fn read_bytes<'a>(rest: &mut &'a [u8], len: u32) -> Result<&'a [u8], Error> {
+    rest.split_off(..len as usize).ok_or_else(|| Error::InvalidDataRead(io::ErrorKind::UnexpectedEof.into()))
+}
+
+/// Reads a text that need not be UTF-8.
+fn read_text<'a>(rest: &mut &'a [u8]) -> Result<&'a [u8], Error> {
+    let len = read_str_len(rest)?;
+    read_bytes(rest, len)
+}
+
+fn read_string(rest: &mut &[u8]) -> Result<String, Error> {
+    let text = str::from_utf8(read_text(rest)?).map_err(Error::Utf8Error)?;
+    Ok(text.to_owned())
+}
+
+fn read_option<T>(rest: &mut &[u8], read: impl Fn(&mut &[u8]) -> Result<T, Error>) -> Result<Option<T>, Error> {
+    if peek(rest) == Some(Marker::Null) {
+        read_nil(rest)?;
+        return Ok(None);
     }
+    read(rest).map(Some)
+}
 
-    fn visit_u64<E: de::Error>(self, hash: u64) -> Result<EngineHash, E> {
-        Ok(EngineHash(hash))
+fn read_array<T>(rest: &mut &[u8], read: impl Fn(&mut &[u8]) -> Result<T, Error>) -> Result<Vec<T>, Error> {
+    let mut all = Vec::new();
+    for _ in 0..read_array_len(rest)? {
+        all.push(read(rest)?);
     }
+    Ok(all)
+}
 
-    fn visit_i64<E: de::Error>(self, hash: i64) -> Result<EngineHash, E> {
-        Ok(EngineHash(hash.cast_unsigned()))
-    }
+/// Reads what is rare, at several times the cost.
+fn read_any<'de, T: Deserialize<'de>>(rest: &mut &[u8]) -> Result<T, Error> {
+    T::deserialize(&mut rmp_serde::Deserializer::new(rest))
+}
 
-    fn visit_bytes<E: de::Error>(self, hash: &[u8]) -> Result<EngineHash, E> {
-        let last = hash.last_chunk::<8>().ok_or_else(|| E::invalid_length(hash.len(), &self))?;
-        Ok(EngineHash(u64::from_be_bytes(*last)))
-    }
+fn skip_all(rest: &mut &[u8], values: u32) -> Result<(), Error> {
+    (0..values).try_for_each(|_| read_any::<IgnoredAny>(rest).map(drop))
 }
 
 #[cfg(test)]

@@ -120,6 +120,15 @@ fn unknown_event_kinds_and_fields_are_skipped() {
 }
 
 #[test]
+fn numbers_of_every_width_are_read() {
+    let tokens = [1, 200, 300, 70_000, u32::MAX];
+    let payload = batch(&[json!(["BlockStored", [1, 300, u64::MAX, -1, i64::MIN], -2, tokens, 1])]);
+    let [KvEvent::Stored(stored)] = &parse_events(&payload).unwrap()[..] else { panic!("one is stored") };
+    assert_eq!(stored.hashes, [1, 300, u64::MAX, u64::MAX, 1 << 63]);
+    assert_eq!((stored.parent, &stored.tokens[..]), (Some(u64::MAX - 1), &tokens[..]));
+}
+
+#[test]
 fn a_malformed_event_is_an_error() {
     for event in [
         json!(["BlockStored", [1]]),
@@ -127,6 +136,7 @@ fn a_malformed_event_is_an_error() {
         json!([]),
         json!(["BlockRemoved", "seven"]),
         json!(["BlockStored", [1], null, [-1], 1]),
+        json!(["BlockStored", [1], null, [4_294_967_296_u64], 1]),
         json!(1),
     ] {
         assert!(matches!(parse_events(&batch(std::slice::from_ref(&event))), Err(KvEventError::Payload(_))), "{event}");
