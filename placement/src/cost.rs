@@ -292,7 +292,7 @@ impl<'a> CostModel<'a> {
             queue: clamp_seconds(rates.prefill * candidate.pending as f64 * slowness).max(candidate.overdue.min(MAX_SECONDS)),
             prefill: clamp_seconds(rates.prefill_seconds(uncached, matched) * slowness),
             steps: clamp_seconds(steps as f64 * step),
-            load: clamp_seconds(candidate.load_rate * f64::from(candidate.loaded.min(matched))),
+            load: load_seconds(candidate, matched),
             // Loaded tokens need memory like computed ones.
             memory: clamp_seconds(self.waiting_steps(candidate, uncached.saturating_add(candidate.loaded)) * step),
             congestion: self.congestion(matched, uncached),
@@ -383,6 +383,16 @@ impl<'a> CostModel<'a> {
         let tokens = if matched == 0 { self.unmatched_tokens } else { self.last_matched.1 };
         let congestion = self.congestion_price * self.nominal.prefill_seconds_each(uncached, matched) * tokens;
         if congestion.is_nan() || congestion < 0.0 { 0.0 } else { congestion.min(MAX_SECONDS) }
+    }
+}
+
+/// Seconds until what the host's memory has of these matched tokens has been loaded.
+#[inline]
+fn load_seconds(candidate: &Candidate, matched: u32) -> f64 {
+    match candidate.loaded.min(matched) {
+        // What is computed does not wait for the link.
+        0 => 0.0,
+        loaded => clamp_seconds(candidate.load_rate * candidate.loading.saturating_add(loaded.into()) as f64),
     }
 }
 

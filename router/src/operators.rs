@@ -397,6 +397,7 @@ fn scored(scored: &cost::Scored, name: &str, age: f32) -> Scored {
         uncached: scored.uncached,
         loaded: candidate.loaded,
         load_rate: candidate.load_rate,
+        loading: candidate.loading,
         in_flight: candidate.in_flight,
         pending: candidate.pending,
         context: candidate.context,

@@ -131,8 +131,17 @@ fn prefill(scored: &Scored) -> TermBreakdown {
 }
 
 fn load(scored: &Scored) -> TermBreakdown {
-    let (rate, loaded) = (milliseconds(scored.load_rate), f64::from(scored.loaded));
-    breakdown("load", "load rate·tokens on the host", format!("{}·{loaded}", figure(rate)), rate * loaded)
+    let (rate, loading, loaded) = (milliseconds(scored.load_rate), scored.loading, scored.loaded);
+    if loaded == 0 {
+        return breakdown("load", "0, as nothing is loaded from the host", String::new(), 0.0);
+    }
+    let numbers = format!("{}·({loading} + {loaded})", figure(rate));
+    breakdown(
+        "load",
+        "load rate·(tokens loaded for those ahead + tokens on the host)",
+        numbers,
+        rate * (count(loading) + f64::from(loaded)),
+    )
 }
 
 fn steps(scored: &Scored, step: f64) -> TermBreakdown {

@@ -13,13 +13,27 @@ fn wire_rates(rates: &rates::Rates) -> Rates {
 fn wire_scored(index: usize, scored: &cost::Scored) -> Scored {
     let cost::Terms { queue, prefill, load, steps, memory, congestion, decode } = scored.terms;
     let Candidate {
-        matched, loaded, load_rate, in_flight, pending, context, capacity, kv_use, budget, overdue, time_left, doubtful, ..
+        matched,
+        loaded,
+        load_rate,
+        loading,
+        in_flight,
+        pending,
+        context,
+        capacity,
+        kv_use,
+        budget,
+        overdue,
+        time_left,
+        doubtful,
+        ..
     } = scored.candidate;
     Scored {
         replica: format!("n{index}/0"),
         matched,
         loaded,
         load_rate,
+        loading,
         uncached: scored.uncached,
         in_flight,
         pending,
@@ -66,6 +80,7 @@ fn candidate(matched: u32, in_flight: u32) -> Candidate {
         matched,
         loaded: 0,
         load_rate: 0.0,
+        loading: 0,
         in_flight,
         pending: 700,
         context: 9000,
@@ -160,7 +175,7 @@ proptest! {
     ) {
         let rates = rates::Rates { slowness, ..rates::Rates::default() };
         let loaded = loaded.min(matched).min(tokens);
-        let one = Candidate { loaded, load_rate: 4e-6, pending, context, capacity, kv_use, overdue, rates, ..candidate(matched, in_flight) };
+        let one = Candidate { loaded, load_rate: 4e-6, loading: pending / 2, pending, context, capacity, kv_use, overdue, rates, ..candidate(matched, in_flight) };
         let popularity = Popularity::default();
         let keys: Vec<u64> = (0..u64::from(tokens / 16)).collect();
         let seen = (0..=arrivals).map(|_| popularity.arrive(&keys, 16, 0.0)).last().unwrap();

@@ -29,6 +29,9 @@ pub struct Candidate {
     pub loaded: u32,
     /// Seconds to load one token.
     pub load_rate: f64,
+    /// Tokens that the engine still loads for requests ahead of a new one. Its transfers go one after
+    /// the other.
+    pub loading: u64,
     /// Sequences in flight: the larger of the routers' and the engine's count, since a hung engine
     /// reports nothing.
     pub in_flight: u32,
@@ -80,7 +83,8 @@ pub struct Terms {
     /// `max(1, ceil((pending + u)/budget))·t`: the share of each step on the way that the decoded
     /// sequences take.
     pub steps: f64,
-    /// `load_rate·loaded`: the transfer from the host's memory.
+    /// `load_rate·(loading + loaded)`, or 0 if `loaded` is 0: the transfer from the host's memory,
+    /// after those ahead.
     ///
     /// The engine loads whatever it finds there, also where computing would take less time.
     pub load: f64,

@@ -13,6 +13,7 @@ fn idle(replica: usize) -> Candidate {
         matched: 0,
         loaded: 0,
         load_rate: 0.0,
+        loading: 0,
         in_flight: 0,
         pending: 0,
         context: 0,
@@ -124,9 +125,21 @@ fn a_near_copy_goes_before_a_far_one_and_a_far_one_before_computing() {
 }
 
 #[test]
-fn an_idle_replica_computes_what_another_would_load_more_slowly() {
-    let slow = Candidate { load_rate: 1e-4, ..loading(1, 7_984, 7_984) };
-    assert_eq!(chosen(8_000, &[idle(0), slow], 0.0), 0);
+fn an_idle_fleet_computes_what_loads_more_slowly_and_a_busy_one_spares_it() {
+    let slow = Candidate { load_rate: 2.5e-4, ..loading(1, 7_984, 7_984) };
+    let fast = loading(1, 7_984, 7_984);
+    for (loads, utilisation, expected) in [(slow, 0.0, 0), (slow, 0.9, 1), (fast, 0.0, 1), (fast, 0.9, 1)] {
+        assert_eq!(chosen(8_000, &[idle(0), loads], utilisation), expected, "{} s a token at {utilisation}", loads.load_rate);
+    }
+}
+
+#[test]
+fn loads_ahead_delay_what_is_loaded_and_nothing_that_is_computed() {
+    let ahead = |of: Candidate| Candidate { loading: 1_000_000, ..of };
+    let load = |of| decide(8_000, &[of], 0.0, 1).choice().terms.load;
+    assert_close(load(ahead(loading(0, 7_984, 5_000))), 4.02);
+    assert_eq!(load(Candidate { load_rate: 4e-6, ..ahead(idle(0)) }), 0.0);
+    assert_eq!(chosen(8_000, &[idle(0), ahead(loading(1, 7_984, 7_984))], 0.0), 0);
 }
 
 #[test]
@@ -377,6 +390,7 @@ fn any_candidate() -> impl Strategy<Value = Candidate> {
             matched,
             loaded: matched / 2,
             load_rate: overdue * 1e-6,
+            loading: pending,
             in_flight,
             pending,
             context,

@@ -21,6 +21,8 @@ pub(crate) struct LocalLoad {
     sequences: AtomicU32,
     /// Uncached prompt tokens of requests in flight that are still to be computed.
     pending_tokens: AtomicU64,
+    /// Tokens that are still to be loaded from the host's memory for requests in flight.
+    loading_tokens: AtomicU64,
     /// Prompt tokens of the requests in flight.
     context_tokens: AtomicU64,
     /// Answers of its engines that were errors or broke off.
@@ -87,6 +89,7 @@ impl Default for LocalLoad {
             in_flight: AtomicU32::new(0),
             sequences: AtomicU32::new(0),
             pending_tokens: AtomicU64::new(0),
+            loading_tokens: AtomicU64::new(0),
             context_tokens: AtomicU64::new(0),
             failures: AtomicU64::new(0),
             avoided_until: AtomicU64::new(0),
@@ -111,6 +114,8 @@ pub(crate) struct InFlightCost {
     pub prompt_tokens: u32,
     /// Prompt tokens that are not cached on the replica.
     pub uncached_tokens: u32,
+    /// Prompt tokens that the engine loads from its host's memory.
+    pub loaded_tokens: u32,
     /// When the first byte of the request's answer is expected, in seconds of the router's clock.
     pub first_byte_due: f64,
 }
@@ -123,6 +128,7 @@ impl LocalLoad {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
         self.sequences.fetch_add(cost.sequences, Ordering::Relaxed);
         self.pending_tokens.fetch_add(cost.uncached_tokens.into(), Ordering::Relaxed);
+        self.loading_tokens.fetch_add(cost.loaded_tokens.into(), Ordering::Relaxed);
         self.context_tokens.fetch_add(cost.prompt_tokens.into(), Ordering::Relaxed);
         let mut unanswered = self.unanswered.lock();
         unanswered.next_number += 1;
@@ -174,6 +180,11 @@ impl LocalLoad {
     #[must_use]
     pub(crate) fn pending_tokens(&self) -> u64 {
         self.pending_tokens.load(Ordering::Relaxed)
+    }
+
+    #[must_use]
+    pub(crate) fn loading_tokens(&self) -> u64 {
+        self.loading_tokens.load(Ordering::Relaxed)
     }
 
     #[must_use]
@@ -259,6 +270,7 @@ impl InFlight {
     pub(crate) fn finish_prefill(&mut self) {
         if self.in_flight_blocks.take().is_some() {
             self.load.pending_tokens.fetch_sub(self.cost.uncached_tokens.into(), Ordering::Relaxed);
+            self.load.loading_tokens.fetch_sub(self.cost.loaded_tokens.into(), Ordering::Relaxed);
         }
     }
 

@@ -319,7 +319,13 @@ impl Placer {
             None => f64::INFINITY,
         };
         let prompt_tokens = prompt.computed_tokens(chosen.replica.max_context_tokens());
-        let cost = InFlightCost { sequences: prompt.sequences(), prompt_tokens, uncached_tokens: choice.uncached, first_byte_due: due };
+        let cost = InFlightCost {
+            sequences: prompt.sequences(),
+            prompt_tokens,
+            uncached_tokens: choice.uncached,
+            loaded_tokens: choice.candidate.loaded,
+            first_byte_due: due,
+        };
         chosen.replica.local_load.start_request(cost, pledge)
     }
 
@@ -361,6 +367,7 @@ fn candidate(view: &FleetView, replica: &Replica, sequences: u32, (now, seconds)
         matched: 0,
         loaded: 0,
         load_rate: 0.0,
+        loading: local.loading_tokens(),
         in_flight: local.sequences().saturating_add(load.in_flight_elsewhere).max(load.engine.running.saturating_add(load.engine.waiting)),
         pending: local.pending_tokens().saturating_add(load.pending_tokens_elsewhere),
         context: local.context_tokens().saturating_add(load.context_tokens_elsewhere),

@@ -137,6 +137,7 @@ impl HostlerPolicy {
             matched: 0,
             loaded: 0,
             load_rate: 0.0,
+            loading: 0,
             in_flight: seen.in_flight[replica].max(load.running + load.waiting),
             pending: own.pending,
             context: own.context,

@@ -8,6 +8,10 @@ use crate::fleet::{FleetUpdate, InFlight, InFlightCost, Phase, ReplicaStatus};
 use crate::placement::prompt::tests::{exact, for_model, text};
 use crate::placement::tests::{FILES, Fixture as Placement};
 
+/// A request that is never overdue.
+const ONE_UNDUE: InFlightCost =
+    InFlightCost { sequences: 1, prompt_tokens: 0, uncached_tokens: 0, loaded_tokens: 0, first_byte_due: f64::MAX };
+
 /// A fleet of one replica, and its queue.
 struct Fixture {
     placed: Placement,
@@ -33,7 +37,7 @@ impl Fixture {
     fn fill(&self, replica: usize) -> InFlight {
         self.placed.fleet.view().replicas[replica]
             .local_load
-            .start_request(InFlightCost { sequences: 1, prompt_tokens: 50_000, uncached_tokens: 50_000, first_byte_due: f64::MAX }, None)
+            .start_request(InFlightCost { prompt_tokens: 50_000, uncached_tokens: 50_000, ..ONE_UNDUE }, None)
     }
 
     /// Waits for a turn, and gives it up at once.
@@ -174,7 +178,7 @@ async fn the_next_request_sees_what_its_predecessor_takes() {
         let (_, turn) = turn(&queue, &placer, 0, 10).await.unwrap();
         let taken = placer.fleet.view().replicas[0]
             .local_load
-            .start_request(InFlightCost { sequences: 1, prompt_tokens: 50_000, uncached_tokens: 50_000, first_byte_due: f64::MAX }, None);
+            .start_request(InFlightCost { prompt_tokens: 50_000, uncached_tokens: 50_000, ..ONE_UNDUE }, None);
         drop(turn);
         taken
     });
@@ -442,7 +446,7 @@ async fn a_request_waiting_for_its_cache_holds_up_nobody() {
     placed.index.store(slots[0], &cached.token_keys(16));
     let full = placed.fleet.view().replicas[0]
         .local_load
-        .start_request(InFlightCost { sequences: 1, prompt_tokens: 30_000, uncached_tokens: 30_000, first_byte_due: f64::MAX }, None);
+        .start_request(InFlightCost { prompt_tokens: 30_000, uncached_tokens: 30_000, ..ONE_UNDUE }, None);
     let chosen = placed.choose(&cached);
     assert!(&*chosen.replica.id == "n/0" && !chosen.has_room(), "computing it anew would take longer than what is ahead");
     let (patient, prompt) = (queue.clone(), cached.clone());

@@ -43,6 +43,7 @@ pub(crate) fn place_among(count_of: usize) -> anyhow::Result<()> {
             matched: if random.u32(..8) == 0 { random.u32(..TOKENS) } else { 0 },
             loaded: 0,
             load_rate: 0.0,
+            loading: 0,
             in_flight: random.u32(..64),
             pending: random.u64(..40_000),
             context: random.u64(..400_000),
