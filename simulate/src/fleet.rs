@@ -62,6 +62,8 @@ impl SimulatedFleet {
 pub(crate) struct ReplicaReport {
     pub(crate) load: EngineLoad,
     pub(crate) changes: CacheChanges,
+    /// Changes among the copies in the host's memory.
+    pub(crate) copy_changes: CacheChanges,
 }
 
 /// View of a router: its own requests at once, and the engines' reports when they arrive.

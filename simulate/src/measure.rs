@@ -37,7 +37,10 @@ pub struct Measures {
     pub ttft_p99: f64,
     /// Mean time per token after the first, over the answers of more than one.
     pub tpot_mean: f64,
+    /// Share of the prompt tokens that were found, on a GPU or on its host.
     pub hit_rate: f64,
+    /// Share of the prompt tokens that were loaded from the host's memory.
+    pub loaded_rate: f64,
     /// Share of the requests that met both objectives.
     pub goodput: f64,
     /// Busy time of the busiest replica over the mean.
@@ -79,7 +82,8 @@ pub(crate) fn measure(run: &RunResult, objectives: &Objectives) -> Measures {
         ttft_p90: percentile(&ttfts, 90),
         ttft_p99: percentile(&ttfts, 99),
         tpot_mean: mean(records.iter().filter_map(RequestRecord::tpot)),
-        hit_rate: share(tokens(|record| record.cached), tokens(|record| record.prompt)),
+        hit_rate: share(tokens(|record| record.found.cached), tokens(|record| record.prompt)),
+        loaded_rate: share(tokens(|record| record.found.loaded), tokens(|record| record.prompt)),
         goodput: share(records.iter().filter(good).count() as f64, records.len() as f64),
         imbalance: share(busiest, mean(run.busy.iter().copied())),
         cut: share(records.iter().filter(|record| record.cut).count() as f64, records.len() as f64),

@@ -7,13 +7,14 @@ use crate::batch::Outcome;
 /// Columns of numbers: heading, name in CSV, value as printed.
 type Column = (&'static str, fn(&Outcome) -> String);
 
-const COLUMNS: [Column; 11] = [
+const COLUMNS: [Column; 12] = [
     ("TTFT mean", |outcome| seconds(outcome.measures.ttft_mean)),
     ("p50", |outcome| seconds(outcome.measures.ttft_p50)),
     ("p90", |outcome| seconds(outcome.measures.ttft_p90)),
     ("p99", |outcome| seconds(outcome.measures.ttft_p99)),
     ("TPOT ms", |outcome| format!("{:.1}", outcome.measures.tpot_mean * 1000.0)),
     ("hits", |outcome| percent(outcome.measures.hit_rate)),
+    ("loaded", |outcome| percent(outcome.measures.loaded_rate)),
     ("goodput", |outcome| percent(outcome.measures.goodput)),
     ("imbalance", |outcome| format!("{:.2}", outcome.measures.imbalance)),
     ("cut", |outcome| percent(outcome.measures.cut)),
@@ -65,7 +66,7 @@ fn line(text: &mut String, cells: &[impl AsRef<str>], widths: &[usize]) {
 #[must_use]
 pub fn csv(outcomes: &[Outcome]) -> String {
     let mut text =
-        "workload,policy,requests,ttft_mean,ttft_p50,ttft_p90,ttft_p99,tpot_mean,hit_rate,goodput,imbalance,cut,preemptions,makespan\n"
+        "workload,policy,requests,ttft_mean,ttft_p50,ttft_p90,ttft_p99,tpot_mean,hit_rate,loaded_rate,goodput,imbalance,cut,preemptions,makespan\n"
             .to_owned();
     for Outcome { workload, policy, measures } in outcomes {
         let numbers = [
@@ -75,6 +76,7 @@ pub fn csv(outcomes: &[Outcome]) -> String {
             measures.ttft_p99,
             measures.tpot_mean,
             measures.hit_rate,
+            measures.loaded_rate,
             measures.goodput,
             measures.imbalance,
             measures.cut,

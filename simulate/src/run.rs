@@ -8,7 +8,7 @@ use std::collections::BinaryHeap;
 
 use rustc_hash::FxHashMap;
 
-use crate::engine::{EngineLoad, SimulatedEngine, StepOutput};
+use crate::engine::{EngineLoad, FoundTokens, SimulatedEngine, StepOutput};
 use crate::fleet::{FleetState, ReplicaReport, SimulatedFleet};
 use crate::policy::Policy;
 use crate::workload::{ArrivalTime, Workload};
@@ -24,7 +24,7 @@ pub(crate) struct RequestRecord {
     pub(crate) last: f64,
     pub(crate) prompt: u32,
     pub(crate) output: u32,
-    pub(crate) cached: u32,
+    pub(crate) found: FoundTokens,
     pub(crate) replica: usize,
     /// The replica ended before the answer did.
     pub(crate) cut: bool,
@@ -45,6 +45,8 @@ enum SimEvent {
     Arrives(usize),
     /// A step ends on this replica, in this life of its engine.
     StepEnds(usize, u32),
+    /// A prompt of this life of a replica's engine has been loaded from the host's memory.
+    Loaded(usize, u32),
     Reported(usize, ReplicaReport),
     JobEnds(usize),
 }
@@ -139,8 +141,13 @@ pub(crate) fn run(fleet: &SimulatedFleet, workload: &Workload, policy: Box<dyn P
         match event {
             SimEvent::Arrives(id) => world.on_arrival(id, time),
             SimEvent::StepEnds(replica, life) if world.lives[replica] == life => world.end_step(replica, time, done),
-            // The step ended with the job of its engine.
-            SimEvent::StepEnds(..) => {}
+            SimEvent::Loaded(replica, life) if world.lives[replica] == life => {
+                if !world.stepping[replica] {
+                    world.begin_step(replica, time);
+                }
+            }
+            // The step or the transfer ended with the job of its engine.
+            SimEvent::StepEnds(..) | SimEvent::Loaded(..) => {}
             SimEvent::JobEnds(replica) => world.end_job(replica, time, done),
             SimEvent::Reported(replica, report) => {
                 world.seen.loads[replica] = report.load;
@@ -183,19 +190,27 @@ impl Simulation<'_> {
         }
     }
 
+    /// Begins a step, or waits for what is being loaded if there is nothing to compute before.
     fn begin_step(&mut self, replica: usize, now: f64) {
-        self.stepping[replica] = true;
-        let seconds = self.engines[replica].begin_step() * self.fleet.noise_factor(replica, now);
-        self.run.busy[replica] += seconds;
+        let (engine, life) = (&mut self.engines[replica], self.lives[replica]);
+        let step = engine.begin_step(now).map(|seconds| seconds * self.fleet.noise_factor(replica, now));
+        let next_loaded = if step.is_none() { engine.next_loaded(now) } else { None };
         self.report(replica, now);
-        self.schedule(now + seconds, SimEvent::StepEnds(replica, self.lives[replica]));
+        self.stepping[replica] = step.is_some();
+        if let Some(seconds) = step {
+            self.run.busy[replica] += seconds;
+            self.schedule(now + seconds, SimEvent::StepEnds(replica, life));
+        }
+        if let Some(time) = next_loaded {
+            self.schedule(time, SimEvent::Loaded(replica, life));
+        }
     }
 
     fn end_step(&mut self, replica: usize, now: f64, done: &dyn Fn()) {
         for given in self.engines[replica].end_step() {
             match given {
-                StepOutput::FirstToken { id, cached } => {
-                    (self.run.records[id].first, self.run.records[id].cached) = (now, cached);
+                StepOutput::FirstToken { id, found } => {
+                    (self.run.records[id].first, self.run.records[id].found) = (now, found);
                     self.policy.on_first_token(id, &self.seen, now);
                 }
                 StepOutput::LastToken { id } => {
@@ -205,12 +220,7 @@ impl Simulation<'_> {
                 }
             }
         }
-        if self.engines[replica].is_idle() {
-            self.stepping[replica] = false;
-            self.report(replica, now);
-        } else {
-            self.begin_step(replica, now);
-        }
+        self.begin_step(replica, now);
     }
 
     fn end_request(&mut self, id: usize, now: f64, done: &dyn Fn()) {
@@ -259,7 +269,9 @@ impl Simulation<'_> {
     }
 
     fn report(&mut self, replica: usize, now: f64) {
-        let report = ReplicaReport { load: self.engines[replica].load(), changes: self.engines[replica].take_cache_changes() };
+        let engine = &mut self.engines[replica];
+        let report =
+            ReplicaReport { load: engine.load(now), changes: engine.take_cache_changes(), copy_changes: engine.take_copy_changes() };
         self.schedule(now + self.fleet.delay, SimEvent::Reported(replica, report));
     }
 }

@@ -58,6 +58,18 @@ pub struct Candidate {
     pub doubtful: bool,
 }
 
+impl Candidate {
+    /// Adds what the host's memory has of the prompt, in leading tokens, at this time to load one.
+    ///
+    /// Copies are written as blocks are computed, so those of a prompt begin with its first block.
+    /// The engine loads what follows the part that its GPU has.
+    pub fn add_host_tier(&mut self, on_host: u32, load_rate: f64) {
+        self.loaded = on_host.saturating_sub(self.matched);
+        self.matched += self.loaded;
+        self.load_rate = load_rate;
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Conditions {
     /// Mean rates of the fleet's replicas, in which recomputation is priced.

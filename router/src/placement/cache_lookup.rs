@@ -91,13 +91,9 @@ impl Placer {
             if host_slots.is_empty() {
                 continue;
             }
-            // Copies are written as blocks are computed, so those of a prompt begin with its first
-            // block. The engine loads what follows the part that its GPU has.
             for (row, blocks) in host_rows.iter().zip(self.index.matched_blocks(&keys, host_slots)) {
                 let candidate = &mut candidates[*row];
-                candidate.loaded = (blocks.min(most) * size).saturating_sub(candidate.matched);
-                candidate.matched += candidate.loaded;
-                candidate.load_rate = view.replicas[candidate.replica].state.load_seconds_per_token;
+                candidate.add_host_tier(blocks.min(most) * size, view.replicas[candidate.replica].state.load_seconds_per_token);
             }
         }
         rows.clear();

@@ -54,6 +54,7 @@ fn nonsensical_flags_are_refused() {
         ["--context", "inf"],
         ["--requests", "0"],
         ["--job", "0.5"],
+        ["--load=-1", "--hot=0"],
     ] {
         assert!(Program::try_parse_from(["program", flags[0], flags[1]]).is_err(), "{flags:?}");
     }

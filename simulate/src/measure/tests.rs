@@ -1,8 +1,18 @@
 use super::*;
+use crate::engine::FoundTokens;
 
 fn record(ttft: f64, tpot: f64, cached: u32) -> RequestRecord {
     let (first, last) = (1.0 + ttft, 1.0 + ttft + tpot * 10.0);
-    RequestRecord { arrived: 1.0, first, last, prompt: 100, output: 11, cached, replica: 0, cut: false }
+    RequestRecord {
+        arrived: 1.0,
+        first,
+        last,
+        prompt: 100,
+        output: 11,
+        found: FoundTokens { cached, loaded: cached / 2 },
+        replica: 0,
+        cut: false,
+    }
 }
 
 #[test]
@@ -20,7 +30,7 @@ fn measures_are_computed_from_the_records() {
     let measures = measure(&run, &Objectives::default());
     assert!((measures.ttft_mean - 1.5).abs() < 1e-9 && (measures.ttft_p90 - 3.0).abs() < 1e-9);
     assert!((measures.tpot_mean - 0.4 / 3.0).abs() < 1e-9, "an answer of one token has no second one");
-    assert!((measures.hit_rate - 150.0 / 400.0).abs() < 1e-9);
+    assert!((measures.hit_rate - 150.0 / 400.0).abs() < 1e-9 && (measures.loaded_rate - 75.0 / 400.0).abs() < 1e-9);
     assert!((measures.goodput - 0.5).abs() < 1e-9, "one was too late, one too slow");
     assert!((measures.imbalance - 1.5).abs() < 1e-9);
 }

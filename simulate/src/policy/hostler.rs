@@ -33,6 +33,8 @@ pub(super) struct HostlerPolicy {
     random: fastrand::Rng,
     index: CacheIndex,
     slots: Vec<(ReplicaSlot, ChainGaps)>,
+    /// Slots of the host tiers; none without such tiers.
+    host_slots: Vec<(ReplicaSlot, ChainGaps)>,
     overlay: Arc<InFlightOverlay>,
     popularity: Popularity,
     offered_work: OfferedWork,
@@ -49,6 +51,7 @@ pub(super) struct HostlerPolicy {
 #[derive(Debug)]
 struct LocalLoad {
     pending: u64,
+    loading: u64,
     context: u64,
     learner: RateLearner,
     /// When each unanswered request was expected to be answered, with its id.
@@ -71,6 +74,8 @@ struct QueuedPrompt {
 struct DispatchedRequest {
     at: f64,
     predicted: f64,
+    /// Part of the prediction for loading from the host's memory.
+    load_seconds: f64,
     choice: Candidate,
     tokens: u32,
     output: u32,
@@ -84,13 +89,16 @@ struct DispatchedRequest {
 impl HostlerPolicy {
     pub(super) fn new(fleet: &SimulatedFleet, random: fastrand::Rng, holds: bool) -> Self {
         let index = CacheIndex::new();
-        let slots = (0..fleet.replicas).map(|_| (index.open(), ChainGaps::None)).collect();
-        let own = || LocalLoad { pending: 0, context: 0, learner: RateLearner::new(Rates::default()), due: BTreeSet::new() };
+        let open = |count: u16| (0..count).map(|_| (index.open(), ChainGaps::None)).collect();
+        let slots = open(fleet.replicas);
+        let host_slots = open(if fleet.hardware.host_tokens > 0 { fleet.replicas } else { 0 });
+        let own = || LocalLoad { pending: 0, loading: 0, context: 0, learner: RateLearner::new(Rates::default()), due: BTreeSet::new() };
         Self {
             fleet: *fleet,
             random,
             index,
             slots,
+            host_slots,
             overlay: Arc::default(),
             popularity: Popularity::default(),
             offered_work: OfferedWork::new(),
@@ -108,7 +116,7 @@ impl HostlerPolicy {
         let most = prompt.tokens.saturating_sub(1) / BLOCK_TOKENS;
         let learned: Vec<LearnedRates> = self.local_loads.iter().map(|own| own.learner.learned()).collect();
         let mean = RatePool::new(learned.iter()).mean(now);
-        let candidates: Vec<Candidate> = matched
+        let mut candidates: Vec<Candidate> = matched
             .iter()
             .zip(&learned)
             .enumerate()
@@ -118,6 +126,11 @@ impl HostlerPolicy {
                 ..self.candidate(replica, seen, now)
             })
             .collect();
+        if !self.host_slots.is_empty() {
+            for (candidate, blocks) in candidates.iter_mut().zip(self.index.matched_blocks(&prompt.keys, &self.host_slots)) {
+                candidate.add_host_tier(blocks.min(most) * BLOCK_TOKENS, self.fleet.hardware.load);
+            }
+        }
         let nominal = Rates::mean(candidates.iter().map(|candidate| &candidate.rates));
         let utilisation = self.offered_work.utilisation(candidates.len(), now);
         let ask = PricingInput {
@@ -137,7 +150,7 @@ impl HostlerPolicy {
             matched: 0,
             loaded: 0,
             load_rate: 0.0,
-            loading: 0,
+            loading: own.loading,
             in_flight: seen.in_flight[replica].max(load.running + load.waiting),
             pending: own.pending,
             context: own.context,
@@ -161,6 +174,7 @@ impl HostlerPolicy {
         let due = (now + predicted).to_bits();
         let own = &mut self.local_loads[replica];
         own.pending += u64::from(choice.uncached);
+        own.loading += u64::from(choice.candidate.loaded);
         own.context += u64::from(prompt.tokens);
         own.due.insert((due, id));
         let pledge = Some(self.overlay.add_placed(self.slots[replica].0, PromptKeys::whole(prompt.keys.clone())));
@@ -170,6 +184,7 @@ impl HostlerPolicy {
             DispatchedRequest {
                 at: now,
                 predicted,
+                load_seconds: choice.terms.load,
                 choice: choice.candidate,
                 tokens,
                 output,
@@ -221,8 +236,13 @@ impl Policy for HostlerPolicy {
     }
 
     fn on_report(&mut self, replica: usize, report: &ReplicaReport) {
-        self.index.remove(self.slots[replica].0, &report.changes.removed);
-        self.index.store(self.slots[replica].0, &report.changes.stored);
+        let tiers = [(&self.slots, &report.changes), (&self.host_slots, &report.copy_changes)];
+        for (slots, changes) in tiers {
+            if let Some((slot, _)) = slots.get(replica) {
+                self.index.remove(*slot, &changes.removed);
+                self.index.store(*slot, &changes.stored);
+            }
+        }
     }
 
     fn on_first_token(&mut self, id: usize, seen: &FleetState, now: f64) {
@@ -231,11 +251,12 @@ impl Policy for HostlerPolicy {
         let own = &mut self.local_loads[replica];
         sent.in_flight_blocks = None;
         own.pending -= u64::from(sent.uncached);
+        own.loading -= u64::from(sent.choice.loaded);
         own.due.remove(&(sent.due, id));
         sent.first_token = Some((now, seen.in_flight[replica], own.context));
         let sample = FirstTokenSample {
             predicted_seconds: sent.predicted,
-            load_seconds: 0.0,
+            load_seconds: sent.load_seconds,
             priced: sent.choice.rates,
             actual_seconds: now - sent.at,
             uncached: sent.uncached,
@@ -264,6 +285,7 @@ impl Policy for HostlerPolicy {
         let own = &mut self.local_loads[sent.choice.replica];
         if !had_tokens {
             own.pending -= u64::from(sent.uncached);
+            own.loading -= u64::from(sent.choice.loaded);
             own.due.remove(&(sent.due, id));
         }
         own.context -= u64::from(sent.tokens);

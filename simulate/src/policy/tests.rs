@@ -19,8 +19,12 @@ fn seen(in_flight: &[u32]) -> FleetState {
     }
 }
 
+fn changes(stored: &Request) -> CacheChanges {
+    CacheChanges { stored: stored.keys.to_vec(), removed: Vec::new() }
+}
+
 fn stored(request: &Request) -> ReplicaReport {
-    ReplicaReport { load: EngineLoad::default(), changes: CacheChanges { stored: request.keys.to_vec(), removed: Vec::new() } }
+    ReplicaReport { load: EngineLoad::default(), changes: changes(request), copy_changes: CacheChanges::default() }
 }
 
 fn policy(name: PolicyName, replicas: u16) -> Box<dyn Policy> {
@@ -120,4 +124,27 @@ fn hostlers_policy_follows_the_cache_and_waits_for_room() {
     assert_eq!(policy.release(&seen, 0.1), None);
     policy.on_first_token(1, &seen, 2.0);
     assert_eq!(policy.release(&seen, 2.0), Some((3, 0)));
+}
+
+#[test]
+fn hostlers_policy_prefers_the_gpu_to_the_host_and_the_host_to_computing() {
+    let hardware = crate::Hardware { host_tokens: 100_000, ..crate::Hardware::default() };
+    let place = |hardware, reports: &[(usize, bool)]| {
+        let long = request(1, &[(1, 32_000)]);
+        let mut policy = PolicyName::Hostler.build(&SimulatedFleet { replicas: 2, hardware, ..SimulatedFleet::default() }, 5);
+        for (replica, on_host) in reports {
+            let mut report = stored(&long);
+            if *on_host {
+                std::mem::swap(&mut report.changes, &mut report.copy_changes);
+            }
+            policy.on_report(*replica, &report);
+        }
+        policy.place(0, &long, &seen(&[0; 2]), 0.0)
+    };
+    for replica in [0, 1] {
+        assert_eq!(place(hardware, &[(replica, true)]), Some(replica));
+        assert_eq!(place(hardware, &[(replica, false), (1 - replica, true)]), Some(replica));
+        let slow = crate::Hardware { load: 0.01, ..hardware };
+        assert_eq!(place(slow, &[(replica, true)]), Some(1 - replica), "loading takes longer than computing");
+    }
 }

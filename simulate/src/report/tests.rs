@@ -10,6 +10,7 @@ pub(crate) fn outcome(workload: &str, policy: &str, ttft_mean: f64) -> Outcome {
         ttft_p99: ttft_mean * 3.0,
         tpot_mean: 0.02,
         hit_rate: 0.5,
+        loaded_rate: 0.25,
         goodput: 1.0,
         imbalance: 1.25,
         cut: 0.0,
@@ -36,5 +37,5 @@ fn csv_has_a_heading_for_each_field() {
     let mut lines = text.lines().map(|line| line.split(',').collect::<Vec<_>>());
     let (headings, fields) = (lines.next().unwrap(), lines.next().unwrap());
     assert_eq!(headings.len(), fields.len());
-    assert_eq!((headings[3], fields[3], headings[12], fields[12]), ("ttft_mean", "0.500000", "preemptions", "3"));
+    assert_eq!((headings[3], fields[3], headings[13], fields[13]), ("ttft_mean", "0.500000", "preemptions", "3"));
 }

@@ -51,12 +51,28 @@ fn every_policy_answers_every_request_after_its_arrival() {
             let run = play(shape.workload(kind).unwrap().arrivals, *policy, &fleet);
             for record in &run.records {
                 assert!(
-                    record.first > record.arrived && record.last >= record.first && record.cached < record.prompt,
+                    record.first > record.arrived && record.last >= record.first && record.found.cached < record.prompt,
                     "{policy:?} {record:?}"
                 );
                 assert!(record.replica < 3);
             }
         }
+    }
+}
+
+#[test]
+fn a_host_tier_saves_prompt_tokens_where_the_gpus_are_too_small() {
+    let shape = WorkloadShape { requests: 200, rate: Some(1.0), think: 20.0, ..WorkloadShape::default() };
+    let arrivals = shape.workload(WorkloadKind::Agentic).unwrap().arrivals;
+    let found = |host_tokens, policy| {
+        let hardware = Hardware { kv_tokens: 72_000, host_tokens, ..Hardware::default() };
+        let run = play(arrivals.clone(), policy, &SimulatedFleet { replicas: 3, hardware, ..SimulatedFleet::default() });
+        let sum = |of: fn(&RequestRecord) -> u32| run.records.iter().map(|record| u64::from(of(record))).sum::<u64>();
+        (sum(|record| record.found.cached), sum(|record| record.found.loaded))
+    };
+    for policy in PolicyName::all() {
+        let (without, with) = (found(0, *policy), found(2_000_000, *policy));
+        assert!(without.1 == 0 && with.1 > 0 && with.0 > without.0, "{policy:?}: {without:?} and {with:?}");
     }
 }
 
@@ -75,7 +91,7 @@ fn bursts_stay_together_where_in_flight_prompts_are_known() {
     let workload = WorkloadShape { requests: 800, rate: Some(2.0), ..WorkloadShape::default() }.workload(WorkloadKind::Bursts).unwrap();
     let hits = |policy| {
         let run = play(workload.arrivals.clone(), policy, &SimulatedFleet::default());
-        run.records.iter().map(|record| f64::from(record.cached)).sum::<f64>()
+        run.records.iter().map(|record| f64::from(record.found.cached)).sum::<f64>()
             / run.records.iter().map(|record| f64::from(record.prompt)).sum::<f64>()
     };
     let (even, own) = (hits(PolicyName::RoundRobin), hits(PolicyName::Hostler));
