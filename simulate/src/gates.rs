@@ -1,12 +1,13 @@
 //! Gates for the cost: the router's own policy beside all others, on one real trace and on
 //! workloads from fixed seeds.
 //!
-//! Further gates check whether it spreads a light load over equal replicas, and keeps answers away
-//! from replicas that end before them. Run `make simulate-gates` before a change of the placement
-//! crate lands.
+//! Further gates check whether it spreads a light load over equal replicas, keeps answers away from
+//! replicas that end before them, and uses copies in the hosts' memory. Run `make simulate-gates`
+//! before a change of the placement crate lands.
 
 mod deadlines;
 mod even_load;
+mod host_tier;
 
 use std::path::Path;
 
@@ -62,11 +63,15 @@ pub fn gates(trace: &Path, progress: Progress) -> Result<Verdict, SimulateError>
         let shape = WorkloadShape { trace: Some(trace.to_owned()), rate: Some(rate), requests, ..WorkloadShape::default() };
         workloads.push(shape.workload(kind)?);
     }
-    let outcomes = compare(&workloads, PolicyName::all(), &SimulatedFleet::default(), &Objectives::default(), progress)?;
+    let mut outcomes = compare(&workloads, PolicyName::all(), &SimulatedFleet::default(), &Objectives::default(), progress)?;
     let overloaded: Vec<bool> = WORKLOADS.iter().map(|(.., overloaded)| *overloaded).collect();
     let mut results = judge(&outcomes, &overloaded);
     results.extend(deadlines::judge(&deadlines::measure_jobs(false), &deadlines::measure_jobs(true)));
     results.extend(even_load::FLEETS.iter().map(|fleet| fleet.judge(&fleet.counts())));
+    results.extend(host_tier::judge_ample(&outcomes, &host_tier::measure_ample(&workloads, progress)?));
+    let short = host_tier::measure_short(progress)?;
+    results.extend(host_tier::judge_short(&short));
+    outcomes.extend(short);
     Ok(sum_up(&outcomes, &results))
 }
 
@@ -88,14 +93,9 @@ fn judge(outcomes: &[Outcome], overloaded: &[bool]) -> Vec<GateResult> {
         results.push(GateResult { passed, text: format!("{workload}: mean TTFT {own} s, {bound} {} with {theirs} s", other.policy) });
     };
     for (panel, overloaded) in by_workload(outcomes).into_iter().zip(overloaded) {
-        let own_names = [PolicyName::Hostler.name(), PolicyName::HostlerNoQueue.name()];
-        let Some(own) = panel.iter().find(|outcome| outcome.policy == own_names[0]) else { continue };
+        let Some((own, best)) = own_and_best_other(panel) else { continue };
         let mean = own.measures.ttft_mean;
-        let others = panel.iter().filter(|outcome| !own_names.contains(&outcome.policy));
-        let best = others.min_by(|one, other| one.measures.ttft_mean.total_cmp(&other.measures.ttft_mean));
-        if let Some(best) = best {
-            gate(&own.workload, mean, MAX_TTFT_RATIO * best.measures.ttft_mean, best, MAX_TTFT_RATIO);
-        }
+        gate(&own.workload, mean, MAX_TTFT_RATIO * best.measures.ttft_mean, best, MAX_TTFT_RATIO);
         for name in
             [PolicyName::Radix, PolicyName::RadixTight, PolicyName::LeastRequest].iter().filter(|_| *overloaded).map(|name| name.name())
         {
@@ -105,6 +105,16 @@ fn judge(outcomes: &[Outcome], overloaded: &[bool]) -> Vec<GateResult> {
         }
     }
     results
+}
+
+/// The router's own policy on a workload, and the other router's with the least mean time to the
+/// first token.
+fn own_and_best_other(panel: &[Outcome]) -> Option<(&Outcome, &Outcome)> {
+    let own_names = [PolicyName::Hostler.name(), PolicyName::HostlerNoQueue.name()];
+    let own = panel.iter().find(|outcome| outcome.policy == own_names[0])?;
+    let others = panel.iter().filter(|outcome| !own_names.contains(&outcome.policy));
+    let best = others.min_by(|one, other| one.measures.ttft_mean.total_cmp(&other.measures.ttft_mean))?;
+    Some((own, best))
 }
 
 #[cfg(test)]
