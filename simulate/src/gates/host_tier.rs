@@ -16,8 +16,8 @@ const HOST_TOKENS: u32 = 1_600_000;
 
 /// Tokens of each tier where memory is short.
 ///
-/// The conversations that are open at once have up to 500,000 tokens for each of four replicas. The host has
-/// room for those that have ended, too.
+/// The conversations that are open at once have up to 500,000 tokens for each of four replicas. The
+/// host has room for those that have ended, too.
 const SHORT_KV_TOKENS: u32 = 125_000;
 const SHORT_HOST_TOKENS: u32 = 1_000_000;
 
