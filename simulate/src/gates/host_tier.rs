@@ -21,8 +21,8 @@ const HOST_TOKENS: u32 = 1_600_000;
 const SHORT_KV_TOKENS: u32 = 125_000;
 const SHORT_HOST_TOKENS: u32 = 1_000_000;
 
-/// Name and seconds to load a token: one that computing takes 17 times as long as, and one that is
-/// loaded almost four times slower than it is computed.
+/// Name and seconds to load a token: a seventeenth of what computing one takes, and almost four
+/// times as much.
 const TIERS: [(&str, f64); 2] = [("fast", 4e-6), ("slow", 2.5e-4)];
 
 /// Runs the policy on the same workloads with a tier.
