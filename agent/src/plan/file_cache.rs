@@ -105,7 +105,7 @@ pub(super) fn choose(
         FileRoom::Disk(bytes) => bytes,
         FileRoom::Memory(bytes) => {
             let copies = share.bytes.saturating_mul(engines);
-            let in_memory = resources.memory_bytes.saturating_sub(MIN_RESERVE).saturating_sub(copies);
+            let in_memory = resources.memory.bytes.saturating_sub(MIN_RESERVE).saturating_sub(copies);
             bytes.saturating_sub(SHARED_RESERVE).saturating_sub(copies).min(in_memory)
         }
     };
@@ -130,6 +130,7 @@ mod tests {
     use super::*;
     use crate::config::{AgentConfig, HostCacheSetting, Profile};
     use crate::plan::Plan;
+    use crate::plan::host_memory::{HostMemory, MemoryLimit};
     use crate::plan::tests::{Case, config, planned_in};
     use crate::sizes::GIB;
 
@@ -137,7 +138,12 @@ mod tests {
         let host_cache = HostCacheSetting::try_from(host_cache.to_owned()).unwrap();
         let file_cache = FileCacheSetting::Bytes(200 * GIB);
         let config = AgentConfig { host_cache, file_cache, file_cache_dir: "/fast".into(), ..config(Profile::Throughput, "") };
-        let host = HostResources { shared_bytes: 512 * GIB, memory_bytes: 1024 * GIB, file_room, ..HostResources::unlimited() };
+        let host = HostResources {
+            shared_bytes: 512 * GIB,
+            memory: HostMemory { bytes: 1024 * GIB, limit: MemoryLimit::Host },
+            file_room,
+            ..HostResources::unlimited()
+        };
         planned_in(&Case { model: "llama-3.1-8b", gpus: "2x80", nvlink: 0, minor, config }, host).unwrap()
     }
 

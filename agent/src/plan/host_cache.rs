@@ -6,6 +6,7 @@
 
 use std::fmt;
 
+use super::host_memory::HostMemory;
 use super::host_resources::HostResources;
 use super::layout::{GpuGroupLayout, GpuLayout};
 use super::model::ModelInfo;
@@ -46,6 +47,8 @@ pub struct HostCacheShare {
     /// Tokens that they hold.
     pub tokens: u64,
     pub(super) setting: HostCacheSetting,
+    /// Memory of which `auto` has taken a part.
+    memory: HostMemory,
 }
 
 /// Why engines keep no copies in the host's memory.
@@ -69,6 +72,8 @@ pub enum NoHostCache {
     Smaller {
         share: u64,
         gpu: u64,
+        /// Memory of which `auto` took that share; `None` for a size.
+        memory: Option<HostMemory>,
     },
     /// `/dev/shm`, where vLLM keeps the copies, is too small for what the user wants.
     NoSharedMemory {
@@ -90,8 +95,14 @@ impl fmt::Display for NoHostCache {
             Self::UnknownModel => formatter.write_str("the size of the model's cache is not known"),
             Self::SeveralCaches => formatter.write_str("the model's layers keep different caches"),
             Self::NoMemory => formatter.write_str("the host or the job has no memory to spare, or does not say how much it has"),
-            Self::Smaller { share, gpu } => {
-                write!(formatter, "{} for each engine would add nothing to the {} that its GPUs hold", format_gib(*share), format_gib(*gpu))
+            Self::Smaller { share, gpu, memory } => {
+                write!(
+                    formatter,
+                    "{} for each engine would add nothing to the {} that its GPUs hold",
+                    format_gib(*share),
+                    format_gib(*gpu)
+                )?;
+                memory.map_or(Ok(()), |memory| write!(formatter, "; that is a part of half of {memory}"))
             }
             Self::NoSharedMemory { wanted, free } => write!(
                 formatter,
@@ -141,9 +152,10 @@ fn share(
     }
     let (gpu, token) = layout.shares.iter().filter_map(gpu_cache).max().ok_or(NoHostCache::UnknownModel)?;
     if bytes <= gpu {
-        return Err(NoHostCache::Smaller { share: bytes, gpu });
+        let memory = (setting == HostCacheSetting::Auto).then_some(resources.memory);
+        return Err(NoHostCache::Smaller { share: bytes, gpu, memory });
     }
-    Ok(HostCacheShare { bytes, tokens: bytes / token, setting })
+    Ok(HostCacheShare { bytes, tokens: bytes / token, setting, memory: resources.memory })
 }
 
 fn check_engine(setup: &EnginePlanSetup, model: &ModelInfo) -> Result<(), NoHostCache> {
@@ -163,7 +175,7 @@ fn check_engine(setup: &EnginePlanSetup, model: &ModelInfo) -> Result<(), NoHost
 /// what is free at the moment: an agent that restarts beside its engines must repeat the plan that
 /// they were started with.
 fn automatic(resources: HostResources) -> u64 {
-    let memory = resources.memory_bytes;
+    let memory = resources.memory.bytes;
     (memory / AUTO_DIVISOR).min(memory.saturating_sub(MIN_RESERVE))
 }
 
@@ -190,11 +202,11 @@ impl HostCacheShare {
 
     /// Why it has this size, in words.
     #[must_use]
-    pub fn because(&self) -> &'static str {
+    pub fn because(&self) -> String {
         match self.setting {
-            HostCacheSetting::Bytes(_) => "an equal part of agent.host_cache",
+            HostCacheSetting::Bytes(_) => "an equal part of agent.host_cache".to_owned(),
             HostCacheSetting::Auto | HostCacheSetting::Off => {
-                "an equal part of half of the memory that the host or the job has; the other half, and 16 GiB at least, stay free"
+                format!("an equal part of half of {}; the other half, and 16 GiB at least, stay free", self.memory)
             }
         }
     }

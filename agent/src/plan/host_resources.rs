@@ -14,7 +14,7 @@
 use std::num::NonZero;
 use std::path::Path;
 
-use super::host_memory;
+use super::host_memory::{self, HostMemory, MemoryLimit};
 use crate::mounts::{FileSystem, FileSystemKind};
 
 /// CPUs per engine from which it may have the second process.
@@ -37,11 +37,8 @@ pub struct HostResources {
     /// The free part changes, but an agent that restarts beside its engines must repeat the plan
     /// they were started with.
     pub shared_bytes: u64,
-    /// Memory that the host has or, if that is less, that the job or the container may use; 0 if
-    /// unknown.
-    ///
     /// The same for an agent that restarts, like the shared memory.
-    pub memory_bytes: u64,
+    pub memory: HostMemory,
     /// Where files with KV blocks would lie.
     pub file_room: FileRoom,
 }
@@ -81,7 +78,7 @@ impl HostResources {
         Self {
             cpus: std::thread::available_parallelism().map_or(1, NonZero::get),
             shared_bytes: size_of_file_system(Path::new("/dev/shm")).unwrap_or(0),
-            memory_bytes: host_memory::detect(),
+            memory: host_memory::detect(),
             file_room: FileRoom::of(file_cache_dir),
         }
     }
@@ -89,7 +86,12 @@ impl HostResources {
     /// Unlimited resources, for a host that is only described.
     #[must_use]
     pub fn unlimited() -> Self {
-        Self { cpus: usize::MAX, shared_bytes: u64::MAX, memory_bytes: 0, file_room: FileRoom::Disk(u64::MAX) }
+        Self {
+            cpus: usize::MAX,
+            shared_bytes: u64::MAX,
+            memory: HostMemory { bytes: 0, limit: MemoryLimit::Host },
+            file_room: FileRoom::Disk(u64::MAX),
+        }
     }
 
     /// Whether this many engines may each have one more process.

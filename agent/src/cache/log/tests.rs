@@ -2,10 +2,12 @@
 
 use std::collections::BTreeSet;
 
+use hostler_placement::affinity::{CacheIndex, KeySetDigest, ReplicaSlot};
 use proptest::prelude::*;
 
 use super::*;
 use crate::cache::change_log::MIN_KEPT_CHANGES;
+use crate::cache::kv_event::{BlocksRemoved, BlocksStored};
 use crate::cache::tests::{removed, stored};
 
 #[derive(Default)]
@@ -187,6 +189,77 @@ proptest! {
         for reader in &mut readers {
             prop_assert_eq!(reader.read_all(&log, most), &truth);
             prop_assert_eq!(reader.epoch, epoch);
+        }
+    }
+}
+
+/// An event of a medium, whose number says which.
+#[derive(Debug, Clone)]
+enum MediaStep {
+    Store { medium: usize, blocks: Vec<u64> },
+    Remove { medium: usize, blocks: Vec<u64> },
+    Clear,
+    Read { tier: usize, most: usize },
+}
+
+const MEDIA: [Option<&str>; 5] = [None, Some("GPU"), Some("CPU"), Some("STORAGE"), Some("REMOTE")];
+
+fn media_step() -> impl Strategy<Value = MediaStep> {
+    let blocks = || prop::collection::vec(1_u64..30, 1..5);
+    prop_oneof![
+        12 => (0..MEDIA.len(), blocks()).prop_map(|(medium, blocks)| MediaStep::Store { medium, blocks }),
+        8 => (0..MEDIA.len(), blocks()).prop_map(|(medium, blocks)| MediaStep::Remove { medium, blocks }),
+        1 => Just(MediaStep::Clear),
+        8 => (0_usize..2, 1_usize..6).prop_map(|(tier, most)| MediaStep::Read { tier, most }),
+    ]
+}
+
+/// A router's slot of one tier.
+struct IndexedTier {
+    cursor: Cursor,
+    slot: ReplicaSlot,
+}
+
+impl IndexedTier {
+    /// Applies what the log has next, as a router does; `false` if there is nothing.
+    fn read(&mut self, log: &CacheLog, index: &CacheIndex, most: usize) -> bool {
+        let Some(delta) = log.read(&mut self.cursor, most) else { return false };
+        if delta.is_snapshot {
+            index.close(self.slot);
+            self.slot = index.open();
+        }
+        index.store(self.slot, &delta.stored);
+        index.remove(self.slot, &delta.removed);
+        let KeySetDigest { count, xor } = index.digest(self.slot);
+        assert!(delta.is_partial || (count, xor) == (delta.count, delta.xor), "a whole delta ends in another state than it says");
+        true
+    }
+}
+
+proptest! {
+    #[test]
+    fn mirror_and_index_agree_by_digest_after_any_events_of_all_media(steps in prop::collection::vec(media_step(), 0..150)) {
+        let ((log, writer), index) = (begun(), CacheIndex::new());
+        let mut tiers = CacheTier::ALL.map(|tier| IndexedTier { cursor: Cursor::of(tier), slot: index.open() });
+        for step in steps {
+            match step {
+                // Repeated blocks, blocks without their parents, and removals of what is not there.
+                MediaStep::Store { medium, blocks } => {
+                    let KvEvent::Stored(event) = stored(Some(blocks[0] - 1).filter(|parent| *parent > 0), &blocks) else { unreachable!() };
+                    writer.apply(&[KvEvent::Stored(Box::new(BlocksStored { medium: MEDIA[medium].map(str::to_owned), ..*event }))]);
+                }
+                MediaStep::Remove { medium, blocks } => {
+                    let medium = MEDIA[medium].map(str::to_owned);
+                    writer.apply(&[KvEvent::Removed(BlocksRemoved { hashes: blocks, medium, ..BlocksRemoved::default() })]);
+                }
+                MediaStep::Clear => writer.apply(&[KvEvent::Cleared]),
+                MediaStep::Read { tier, most } => drop(tiers[tier].read(&log, &index, most)),
+            }
+        }
+        for tier in &mut tiers {
+            while tier.read(&log, &index, 3) {}
+            let (ours, theirs) = (log.inner.lock().mirror.digest(tier.cursor.tier()), index.digest(tier.slot));
+            prop_assert_eq!((ours.count, ours.xor), (theirs.count, theirs.xor));
         }
     }
 }

@@ -1,12 +1,17 @@
 use super::*;
 use crate::config::{AgentConfig, Profile};
 use crate::plan::Plan;
+use crate::plan::host_memory::MemoryLimit;
 use crate::plan::tests::{Case, config, planned_in};
 
 const MODEL: &str = "llama-3.1-8b";
 
 fn host(memory_gib: u64, shared_gib: u64) -> HostResources {
-    HostResources { shared_bytes: shared_gib * GIB, memory_bytes: memory_gib * GIB, ..HostResources::unlimited() }
+    HostResources {
+        shared_bytes: shared_gib * GIB,
+        memory: HostMemory { bytes: memory_gib * GIB, limit: MemoryLimit::Host },
+        ..HostResources::unlimited()
+    }
 }
 
 fn planned(setting: &str, model: &str, (gpus, minor, given): (&str, u32, &str), host: HostResources) -> Plan {
@@ -70,4 +75,20 @@ fn the_plan_has_the_flag_and_the_tokens_of_each_tier() {
     assert!(page.contains("host cache about 1,638,400 tokens a replica, 200.0 GiB"), "{page}");
     let without = planned("off", MODEL, ("2x80", 32, ""), host(1024, 512)).page();
     assert!(!without.contains("host cache") && !without.contains(TRANSFER_FLAG), "{without}");
+}
+
+#[test]
+fn a_host_a_control_group_and_a_job_get_different_answers_that_say_why() {
+    // 36 GiB of KV cache on each GPU.
+    let page = |gib, limit| {
+        let memory = HostMemory { bytes: gib * GIB, limit };
+        planned("auto", MODEL, ("1x60", 32, ""), HostResources { memory, ..host(0, 1024) }).page()
+    };
+    let said = |page: &str| page.lines().find_map(|line| line.strip_prefix("host cache ").map(str::to_owned)).unwrap();
+    assert_eq!(
+        said(&page(100, MemoryLimit::Host)),
+        "about 409,600 tokens a replica, 50.0 GiB: an equal part of half of the 100.0 GiB that the host has; the other half, and 16 GiB at least, stay free"
+    );
+    assert!(said(&page(32, MemoryLimit::ControlGroup)).ends_with("that is a part of half of the 32.0 GiB that the control group allows"));
+    assert!(said(&page(90, MemoryLimit::Job)).contains("45.0 GiB: an equal part of half of the 90.0 GiB that the job has on this node"));
 }
