@@ -59,14 +59,15 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    /// Adds what the host's memory has of the prompt, in leading tokens, at this time to load one.
+    /// Adds what the host's memory has of the prompt, in leading tokens, at this time to load one, and
+    /// the tokens that are still loaded for requests ahead.
     ///
     /// Copies are written as blocks are computed, so those of a prompt begin with its first block.
     /// The engine loads what follows the part that its GPU has.
-    pub fn add_host_tier(&mut self, on_host: u32, load_rate: f64) {
+    pub fn add_host_tier(&mut self, on_host: u32, load_rate: f64, loading: u64) {
         self.loaded = on_host.saturating_sub(self.matched);
         self.matched += self.loaded;
-        self.load_rate = load_rate;
+        (self.load_rate, self.loading) = (load_rate, loading);
     }
 }
 

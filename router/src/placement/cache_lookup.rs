@@ -93,7 +93,9 @@ impl Placer {
             }
             for (row, blocks) in host_rows.iter().zip(self.index.matched_blocks(&keys, host_slots)) {
                 let candidate = &mut candidates[*row];
-                candidate.add_host_tier(blocks.min(most) * size, view.replicas[candidate.replica].state.load_seconds_per_token);
+                let replica = &view.replicas[candidate.replica];
+                let loading = replica.local_load.loading_tokens();
+                candidate.add_host_tier(blocks.min(most) * size, replica.state.load_seconds_per_token, loading);
             }
         }
         rows.clear();

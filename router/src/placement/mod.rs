@@ -367,7 +367,7 @@ fn candidate(view: &FleetView, replica: &Replica, sequences: u32, (now, seconds)
         matched: 0,
         loaded: 0,
         load_rate: 0.0,
-        loading: local.loading_tokens(),
+        loading: 0,
         in_flight: local.sequences().saturating_add(load.in_flight_elsewhere).max(load.engine.running.saturating_add(load.engine.waiting)),
         pending: local.pending_tokens().saturating_add(load.pending_tokens_elsewhere),
         context: local.context_tokens().saturating_add(load.context_tokens_elsewhere),

@@ -127,8 +127,9 @@ impl HostlerPolicy {
             })
             .collect();
         if !self.host_slots.is_empty() {
-            for (candidate, blocks) in candidates.iter_mut().zip(self.index.matched_blocks(&prompt.keys, &self.host_slots)) {
-                candidate.add_host_tier(blocks.min(most) * BLOCK_TOKENS, self.fleet.hardware.load);
+            let on_hosts = self.index.matched_blocks(&prompt.keys, &self.host_slots);
+            for ((candidate, blocks), own) in candidates.iter_mut().zip(on_hosts).zip(&self.local_loads) {
+                candidate.add_host_tier(blocks.min(most) * BLOCK_TOKENS, self.fleet.hardware.load, own.loading);
             }
         }
         let nominal = Rates::mean(candidates.iter().map(|candidate| &candidate.rates));
@@ -150,7 +151,7 @@ impl HostlerPolicy {
             matched: 0,
             loaded: 0,
             load_rate: 0.0,
-            loading: own.loading,
+            loading: 0,
             in_flight: seen.in_flight[replica].max(load.running + load.waiting),
             pending: own.pending,
             context: own.context,
