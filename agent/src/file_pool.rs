@@ -1,29 +1,43 @@
 //! Folder of files with KV blocks, which the engines of one user on a host share.
 //!
-//! vLLM writes the files and never removes one. Each agent holds a shared lock on the folder and
-//! keeps the files within its own bound. The last one to leave removes them; if it is killed, the
-//! keeper of its last engine does, or the next agent.
+//! vLLM writes the files and never removes one. Each agent, and each keeper of an engine, holds a
+//! shared lock on the folder, and agents keep the files within their own bounds. The last one to let
+//! go removes them; if all are killed at once, the next agent does.
 
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::io::Errno;
 use rustix::process::geteuid;
 use tokio_util::sync::CancellationToken;
 
 use crate::sizes::GIB;
 
-/// Time between two looks at the files. An H200 computes up to 30,000 tokens of an 8B model in that
-/// time, 4 GB.
+/// Shortest time between two looks at the files. An H200 computes up to 30,000 tokens of an 8B model
+/// in that time, 4 GB.
 const TRIM_INTERVAL: Duration = Duration::from_secs(1);
 
+/// The next look waits so many times as long as the last one took: a look at 100,000 files takes a
+/// quarter of a second.
+const TRIM_PAUSE: u32 = 20;
+
+/// Age of an empty folder from which it is removed. vLLM makes a folder just before it writes there.
+const EMPTY_AGE: Duration = Duration::from_secs(60);
+
+/// How long to wait for somebody who holds the folder alone, because he removes it.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long leaving waits until the folder is removed.
+const REMOVAL_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// Free bytes that the files leave on their file system.
-const RESERVE: u64 = GIB;
+pub(crate) const RESERVE: u64 = GIB;
 
 /// Part of the bound to which files are removed when they exceed it, so that removals come in
 /// groups.
@@ -42,10 +56,17 @@ pub struct FilePoolError {
 /// This agent's hold on the folder.
 #[derive(Debug)]
 pub(crate) struct FilePool {
-    folder: PathBuf,
+    hold: FolderHold,
     /// Most bytes of all files.
     bytes: u64,
-    _lock: File,
+}
+
+/// A shared lock on the folder, with which nobody removes it. An agent has one for as long as it
+/// runs, and a keeper for as long as its engine does.
+#[derive(Debug)]
+pub(crate) struct FolderHold {
+    folder: PathBuf,
+    lock: File,
 }
 
 /// The folder of this user below `directory`.
@@ -54,78 +75,110 @@ pub(crate) fn pool_folder(directory: &Path) -> PathBuf {
     directory.join(format!("hostler-kv-{}", geteuid().as_raw()))
 }
 
-impl FilePool {
-    /// Takes the folder. What dead agents have left there is removed, unless an engine of theirs
-    /// lives on.
-    pub(crate) fn open(folder: &Path, bytes: u64, has_survivors: bool) -> Result<Self, FilePoolError> {
-        Self::take(folder, bytes, has_survivors).map_err(|source| FilePoolError { folder: folder.to_owned(), source })
+impl FolderHold {
+    /// Takes the folder, which may be missing.
+    pub(crate) fn take(folder: &Path) -> io::Result<Self> {
+        let hold = Self { folder: folder.to_owned(), lock: open_lock(folder)? };
+        hold.share()?;
+        Ok(hold)
     }
 
-    fn take(folder: &Path, bytes: u64, has_survivors: bool) -> io::Result<Self> {
-        let lock = open_lock(folder)?;
-        if !has_survivors && flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
-            remove_folder(folder)?;
-        }
-        // From an exclusive lock this is a downgrade. Others hold an exclusive one only while they
-        // remove files.
-        flock(&lock, FlockOperation::LockShared)?;
-        make_private(folder)?;
-        Ok(Self { folder: folder.to_owned(), bytes, _lock: lock })
-    }
-
-    /// Keeps the files within their bound until `end`.
-    pub(crate) async fn keep_bounded(self: Arc<Self>, end: CancellationToken) {
-        let mut has_failed = false;
-        while end.run_until_cancelled(tokio::time::sleep(TRIM_INTERVAL)).await.is_some() {
-            let pool = Arc::clone(&self);
-            let trimmed = tokio::task::spawn_blocking(move || pool.trim()).await;
-            match trimmed.expect("looking at files does not panic") {
-                Ok(0) => has_failed = false,
-                Ok(removed) => {
-                    has_failed = false;
-                    tracing::debug!(removed, "the oldest files with KV blocks made room for new ones");
+    /// Shares the lock, also after it was held alone.
+    #[expect(clippy::disallowed_methods, reason = "agents run it on a thread of its own, and a keeper has nothing else to do yet")]
+    fn share(&self) -> io::Result<()> {
+        let deadline = Instant::now() + LOCK_TIMEOUT;
+        loop {
+            match flock(&self.lock, FlockOperation::NonBlockingLockShared) {
+                Err(Errno::WOULDBLOCK) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(20)),
+                Err(Errno::WOULDBLOCK) => {
+                    let held = format!("another process holds {} alone", lock_path(&self.folder).display());
+                    return Err(io::Error::new(io::ErrorKind::TimedOut, held));
                 }
-                Err(error) if !has_failed => {
-                    has_failed = true;
-                    tracing::warn!(folder = %self.folder.display(), %error, "the files with KV blocks cannot be kept within agent.file_cache");
-                }
-                Err(_) => {}
+                other => return Ok(other?),
             }
         }
     }
 
-    /// Removes the oldest files while all together exceed the bound, and returns their number.
-    fn trim(&self) -> io::Result<usize> {
-        let files = list_files(&self.folder)?;
-        let used: u64 = files.iter().map(|file| file.bytes).sum();
-        let free = rustix::fs::statvfs(&self.folder).map(|found| found.f_bavail.saturating_mul(found.f_frsize))?;
-        let most = self.bytes.min(used.saturating_add(free).saturating_sub(RESERVE));
-        let mut removed = 0;
-        for file in excess(files, most) {
-            // An engine may have removed it, if it was incomplete.
-            removed += usize::from(fs::remove_file(file.path).is_ok());
+    /// Lets go of the folder, and removes it if nobody else holds it.
+    pub(crate) fn remove_if_last(self) {
+        // A shared lock becomes one alone only if nobody else has one.
+        let removed = match flock(&self.lock, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) => Ok(()),
+            Err(error) => Err(error.into()),
+            Ok(()) => remove_folder(&self.folder),
+        };
+        if let Err(error) = removed {
+            tracing::warn!(folder = %self.folder.display(), %error, "files with KV blocks are left");
         }
-        Ok(removed)
-    }
-
-    /// Lets go of the folder, and removes it if no other agent has it.
-    pub(crate) fn leave(self) {
-        let Self { folder, _lock: lock, .. } = self;
-        drop(lock);
-        remove_unused(&folder);
     }
 }
 
-/// Removes the folder unless an agent holds it.
-pub(crate) fn remove_unused(folder: &Path) {
-    let removed = open_lock(folder).and_then(|lock| {
-        flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
-        remove_folder(folder)
-    });
-    if let Err(error) = removed
-        && error.kind() != io::ErrorKind::WouldBlock
-    {
-        tracing::warn!(folder = %folder.display(), %error, "files with KV blocks are left");
+impl FilePool {
+    /// Takes the folder. What dead agents have left there is removed, unless an engine of theirs
+    /// lives on.
+    pub(crate) async fn open(folder: PathBuf, bytes: u64) -> Result<Self, FilePoolError> {
+        let taken = folder.clone();
+        let opened = tokio::task::spawn_blocking(move || Self::take(&taken, bytes)).await;
+        opened.expect("opening a folder does not panic").map_err(|source| FilePoolError { folder, source })
+    }
+
+    fn take(folder: &Path, bytes: u64) -> io::Result<Self> {
+        let hold = FolderHold { folder: folder.to_owned(), lock: open_lock(folder)? };
+        if flock(&hold.lock, FlockOperation::NonBlockingLockExclusive).is_ok() && folder.exists() {
+            tracing::info!(folder = %folder.display(), "removing files with KV blocks that a dead agent has left");
+            remove_folder(folder)?;
+        }
+        hold.share()?;
+        make_private(folder)?;
+        Ok(Self { hold, bytes })
+    }
+
+    /// Keeps the files within their bound until `end`.
+    pub(crate) async fn keep_bounded(self: Arc<Self>, end: CancellationToken) {
+        let (mut pause, mut trouble) = (TRIM_INTERVAL, String::new());
+        while end.run_until_cancelled(tokio::time::sleep(pause)).await.is_some() {
+            let (pool, since) = (Arc::clone(&self), Instant::now());
+            let trimmed = tokio::task::spawn_blocking(move || pool.trim()).await;
+            pause = TRIM_INTERVAL.max(since.elapsed() * TRIM_PAUSE);
+            let now = match trimmed.expect("looking at files does not panic") {
+                Ok(most) if most < self.bytes / 2 => "the file system has room for less than half of agent.file_cache".to_owned(),
+                Ok(_) => String::new(),
+                Err(error) => error.to_string(),
+            };
+            if now != trouble && !now.is_empty() {
+                tracing::warn!(folder = %self.hold.folder.display(), trouble = now, "files with KV blocks are not kept as agent.file_cache says");
+            }
+            trouble = now;
+        }
+    }
+
+    /// Removes the oldest files while all together exceed the bound, which is less than asked for
+    /// where the file system is full. Returns the bound.
+    fn trim(&self) -> io::Result<u64> {
+        let folder = &self.hold.folder;
+        let files = list_files(folder)?;
+        let used: u64 = files.iter().map(|file| file.bytes).sum();
+        let free = rustix::fs::statvfs(folder).map(|found| found.f_bavail.saturating_mul(found.f_frsize))?;
+        let most = self.bytes.min(used.saturating_add(free).saturating_sub(RESERVE));
+        for file in excess(files, most) {
+            ignore_missing(fs::remove_file(file.path))?;
+        }
+        Ok(most)
+    }
+
+    /// Lets go of the folder, and removes it if nobody else holds it. The next agent removes what is
+    /// left after a while.
+    pub(crate) async fn leave(self) {
+        let folder = self.hold.folder.clone();
+        let (done, removed) = tokio::sync::oneshot::channel();
+        // Nobody waits for this thread when the program ends.
+        std::thread::spawn(move || {
+            self.hold.remove_if_last();
+            let _ = done.send(());
+        });
+        if tokio::time::timeout(REMOVAL_TIMEOUT, removed).await.is_err() {
+            tracing::warn!(folder = %folder.display(), "files with KV blocks are left: removing them takes long");
+        }
     }
 }
 
@@ -157,33 +210,61 @@ fn excess(mut files: Vec<PooledFile>, most: u64) -> Vec<PooledFile> {
 }
 
 /// All files below a folder. Links are not followed, and what disappears meanwhile is left out.
+/// Folders that have been empty for a while are removed.
 fn list_files(folder: &Path) -> io::Result<Vec<PooledFile>> {
-    let (mut files, mut folders) = (Vec::new(), vec![fs::read_dir(folder)?]);
-    while let Some(entries) = folders.pop() {
-        for entry in entries.filter_map(Result::ok) {
-            let (path, Ok(metadata)) = (entry.path(), entry.metadata()) else { continue };
+    let (mut files, mut folders) = (Vec::new(), vec![folder.to_owned()]);
+    while let Some(path) = folders.pop() {
+        let Some(entries) = ignore_missing(fs::read_dir(&path))? else { continue };
+        let mut is_empty = true;
+        for entry in entries {
+            is_empty = false;
+            let entry = entry?;
+            let Some(metadata) = ignore_missing(entry.metadata())? else { continue };
             if metadata.is_dir() {
-                folders.extend(fs::read_dir(&path));
+                folders.push(entry.path());
             } else if let Ok(written) = metadata.modified() {
                 let used = metadata.accessed().map_or(written, |read| read.max(written));
-                files.push(PooledFile { used, bytes: metadata.blocks().saturating_mul(512), path });
+                files.push(PooledFile { used, bytes: metadata.blocks().saturating_mul(512), path: entry.path() });
             }
+        }
+        if is_empty && path != folder && is_old(&path) {
+            // Another agent may have been first, or vLLM may write there again.
+            let _ = fs::remove_dir(&path);
         }
     }
     Ok(files)
 }
 
-fn open_lock(folder: &Path) -> io::Result<File> {
+fn is_old(folder: &Path) -> bool {
+    let changed = fs::metadata(folder).and_then(|metadata| metadata.modified());
+    changed.is_ok_and(|changed| changed.elapsed().is_ok_and(|age| age > EMPTY_AGE))
+}
+
+/// `None` for what is not there any more.
+fn ignore_missing<T>(found: io::Result<T>) -> io::Result<Option<T>> {
+    match found {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        other => other.map(Some),
+    }
+}
+
+fn lock_path(folder: &Path) -> PathBuf {
     let mut path = OsString::from(folder);
     path.push(LOCK_SUFFIX);
-    let lock = OpenOptions::new()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .mode(0o600)
-        .custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed())
-        .open(path)?;
-    check_owner(&lock.metadata()?)?;
+    path.into()
+}
+
+fn open_lock(folder: &Path) -> io::Result<File> {
+    // Anybody may have put a link or a pipe there; opening a pipe would wait for ever.
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let mut options = OpenOptions::new();
+    let lock =
+        options.create(true).truncate(false).write(true).mode(0o600).custom_flags(flags.bits().cast_signed()).open(lock_path(folder))?;
+    let metadata = lock.metadata()?;
+    if !metadata.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{} is no file", lock_path(folder).display())));
+    }
+    check_owner(&metadata)?;
     Ok(lock)
 }
 
@@ -198,10 +279,12 @@ fn make_private(folder: &Path) -> io::Result<()> {
     if !metadata.is_dir() {
         return Err(io::ErrorKind::NotADirectory.into());
     }
+    check_owner(&metadata)?;
     if metadata.mode() & 0o077 != 0 {
-        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "the folder is open to other users"));
+        // An engine makes it anew, open to readers, where somebody has removed it.
+        fs::set_permissions(folder, fs::Permissions::from_mode(0o700))?;
     }
-    check_owner(&metadata)
+    Ok(())
 }
 
 fn check_owner(metadata: &fs::Metadata) -> io::Result<()> {
@@ -213,10 +296,7 @@ fn check_owner(metadata: &fs::Metadata) -> io::Result<()> {
 
 /// Removes the folder, which may be missing. A link in its place is not followed.
 fn remove_folder(folder: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
+    ignore_missing(fs::remove_dir_all(folder)).map(drop)
 }
 
 #[cfg(test)]

@@ -281,7 +281,7 @@ impl Agent {
         let found = Inventory { engine: engine.clone(), installed, gpus: host.gpus.clone(), links, resources, transport };
         let plan = plan::plan_inventory(found, config.clone()).await?;
         tracing::info!(plan = plan.summary(), "planned");
-        for warning in &plan.warnings {
+        for warning in plan.warnings.iter().cloned().chain(plan.missing_tiers()) {
             tracing::warn!(warning, "of the plan");
         }
         let driver = host.driver;
@@ -356,8 +356,10 @@ impl Agent {
         let end = CancellationToken::new();
         let supervisors = TaskTracker::new();
         let survivors = self.run_dir.take_survivors();
-        let files = self.plan.file_pool().map(|plan| FilePool::open(&plan.folder, plan.bytes, !survivors.is_empty()));
-        let files = files.transpose().map(|files| files.map(Arc::new));
+        let files = match self.plan.file_pool() {
+            Some(plan) => FilePool::open(plan.folder.clone(), plan.bytes).await.map(Arc::new).map(Some),
+            None => Ok(None),
+        };
         let specs = self.engine_specs(survivors);
         let (files, (mut specs, rejected, warm_starts)) = match files.map_err(AgentError::from).and_then(|files| Ok((files, specs?))) {
             Ok(prepared) => prepared,
@@ -424,7 +426,9 @@ impl Agent {
         if hands_over {
             self.run_dir.leave_to_successor();
         } else {
-            files.and_then(Arc::into_inner).into_iter().for_each(FilePool::leave);
+            if let Some(files) = files.and_then(Arc::into_inner) {
+                files.leave().await;
+            }
             self.run_dir.remove();
         }
         outcome

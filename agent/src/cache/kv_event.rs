@@ -21,6 +21,8 @@ pub(crate) enum KvEventError {
     Frames(usize),
     #[error("a sequence number of {0} bytes")]
     Sequence(usize),
+    #[error("a batch of events of {0} bytes, more than {MAX_BATCH_BYTES}")]
+    Length(usize),
     #[error("a batch of events that cannot be decoded: {0}")]
     Payload(#[from] Error),
 }
@@ -104,11 +106,17 @@ fn parse_sequence(frame: &Bytes) -> Result<u64, KvEventError> {
     Ok(u64::from_be_bytes(bytes))
 }
 
+/// Longest batch. A step of 16,384 new tokens and as many removed blocks takes 0.3 MB.
+const MAX_BATCH_BYTES: usize = 8 << 20;
+
 /// Events of a batch: `[time, [event…], rank]`.
 ///
 /// # Errors
 /// When the payload is no such batch.
 pub(crate) fn parse_events(mut payload: &[u8]) -> Result<Vec<KvEvent>, KvEventError> {
+    if payload.len() > MAX_BATCH_BYTES {
+        return Err(KvEventError::Length(payload.len()));
+    }
     Ok(read_batch(&mut payload)?)
 }
 
@@ -282,9 +290,15 @@ fn read_array<T>(rest: &mut &[u8], read: impl Fn(&mut &[u8]) -> Result<T, Error>
     Ok(all)
 }
 
+/// Deepest nesting of what is skipped or rare. Without a limit, 780 levels overflowed the stack of a
+/// debug build.
+const MAX_DEPTH: usize = 32;
+
 /// Reads what is rare, at several times the cost.
 fn read_any<'de, T: Deserialize<'de>>(rest: &mut &[u8]) -> Result<T, Error> {
-    T::deserialize(&mut rmp_serde::Deserializer::new(rest))
+    let mut deserializer = rmp_serde::Deserializer::new(rest);
+    deserializer.set_max_depth(MAX_DEPTH);
+    T::deserialize(&mut deserializer)
 }
 
 fn skip_all(rest: &mut &[u8], values: u32) -> Result<(), Error> {

@@ -7,7 +7,12 @@ fn file(age: u64, bytes: u64) -> PooledFile {
 }
 
 fn open(folder: &Path, bytes: u64) -> io::Result<FilePool> {
-    FilePool::take(folder, bytes, false)
+    FilePool::take(folder, bytes)
+}
+
+/// Leaves like an agent that is killed.
+fn kill(pool: FilePool) {
+    drop(pool);
 }
 
 #[test]
@@ -35,26 +40,38 @@ fn files_in_all_folders_count_and_links_are_not_followed() {
         let times = fs::FileTimes::new().set_modified(written).set_accessed(written);
         File::options().write(true).open(deep.join(format!("{index}.bin"))).unwrap().set_times(times).unwrap();
     }
-    assert_eq!(pool.trim().unwrap(), 2, "of 160 KiB, 80 may stay");
+    assert_eq!(pool.trim().unwrap(), 100 << 10);
     let mut left: Vec<_> = fs::read_dir(&deep).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     left.sort();
-    assert_eq!(left, ["2.bin", "3.bin", "link"]);
-    assert_eq!(pool.trim().unwrap(), 0);
-    pool.leave();
-    assert!(outside.exists());
+    assert_eq!(left, ["2.bin", "3.bin", "link"], "of 160 KiB, 80 may stay");
+    pool.hold.remove_if_last();
+    assert!(outside.exists() && !folder.exists());
 }
 
 #[test]
-fn the_last_agent_to_leave_removes_the_folder() {
+fn folders_that_have_been_empty_for_a_while_are_removed_and_the_rest_is_listed() {
     let parent = tempfile::tempdir().unwrap();
     let folder = parent.path().join("pool");
-    let (first, second) = (open(&folder, GIB).unwrap(), open(&folder, GIB).unwrap());
+    let pool = open(&folder, GIB).unwrap();
+    for (name, age) in [("old", 100), ("new", 0)] {
+        fs::create_dir(folder.join(name)).unwrap();
+        let times = fs::FileTimes::new().set_modified(SystemTime::now() - Duration::from_secs(age));
+        File::open(folder.join(name)).unwrap().set_times(times).unwrap();
+    }
+    fs::write(folder.join("new/block.bin"), "kv").unwrap();
+    pool.trim().unwrap();
+    assert!(!folder.join("old").exists() && folder.join("new/block.bin").exists());
+}
+
+#[test]
+fn the_last_to_let_go_removes_the_folder() {
+    let parent = tempfile::tempdir().unwrap();
+    let folder = parent.path().join("pool");
+    let (agent, keeper) = (open(&folder, GIB).unwrap(), FolderHold::take(&folder).unwrap());
     fs::write(folder.join("block.bin"), "kv").unwrap();
-    drop(first);
-    remove_unused(&folder);
-    assert!(folder.join("block.bin").exists(), "the second agent has it");
-    drop(second);
-    remove_unused(&folder);
+    agent.hold.remove_if_last();
+    assert!(folder.join("block.bin").exists(), "an engine lives on");
+    keeper.remove_if_last();
     assert!(!folder.exists());
 }
 
@@ -62,23 +79,34 @@ fn the_last_agent_to_leave_removes_the_folder() {
 fn an_agent_removes_what_a_killed_one_has_left_unless_engines_live_on() {
     let parent = tempfile::tempdir().unwrap();
     let folder = parent.path().join("pool");
-    drop(open(&folder, GIB).unwrap());
+    let keeper = FolderHold::take(&folder).unwrap();
+    kill(open(&folder, GIB).unwrap());
     fs::write(folder.join("block.bin"), "kv").unwrap();
-    drop(FilePool::take(&folder, GIB, true).unwrap());
+    kill(open(&folder, GIB).unwrap());
     assert!(folder.join("block.bin").exists());
-    drop(open(&folder, GIB).unwrap());
+    drop(keeper);
+    kill(open(&folder, GIB).unwrap());
     assert!(!folder.join("block.bin").exists());
 }
 
 #[test]
-fn a_folder_that_others_may_open_is_refused() {
+fn a_folder_that_others_may_open_is_closed_to_them_and_a_link_is_refused() {
     let parent = tempfile::tempdir().unwrap();
     let folder = parent.path().join("pool");
     let held = open(&folder, GIB).unwrap();
-    fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).unwrap();
-    assert_eq!(open(&folder, GIB).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+    fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
+    kill(open(&folder, GIB).unwrap());
+    assert_eq!(fs::metadata(&folder).unwrap().mode() & 0o777, 0o700, "an engine has made it anew");
     fs::remove_dir(&folder).unwrap();
     symlink(parent.path(), &folder).unwrap();
     assert_eq!(open(&folder, GIB).unwrap_err().kind(), io::ErrorKind::NotADirectory);
     drop(held);
+}
+
+#[test]
+fn a_pipe_in_place_of_the_lock_is_not_waited_for() {
+    let parent = tempfile::tempdir().unwrap();
+    let folder = parent.path().join("pool");
+    rustix::fs::mknodat(rustix::fs::CWD, lock_path(&folder), rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+    open(&folder, GIB).unwrap_err();
 }

@@ -28,7 +28,7 @@ use super::spare::{FirstProcess, Spare};
 use super::suspension::Suspension;
 use super::wire::{KeeperNotice, KeeperRequest, LaunchSpec, LifeRecord, PROTOCOL};
 use super::{exec_error_path, socket_path};
-use crate::file_pool::remove_unused;
+use crate::file_pool::FolderHold;
 use crate::process::leftovers::SharedMemoryLeftovers;
 use crate::process::{LeaderProcess, STUCK_AFTER, table};
 
@@ -87,8 +87,8 @@ struct Keeper {
     log_thread: LogFileThread,
     killing: Option<KillProgress>,
     leftovers: SharedMemoryLeftovers,
-    /// Files that this engine has shared with others.
-    file_pool: Option<PathBuf>,
+    /// Hold on the files that the engine shares with others.
+    file_pool: Option<FolderHold>,
     directory: PathBuf,
 }
 
@@ -199,11 +199,12 @@ impl Keeper {
             let listener = wait.map(|_| UnixListener::bind(socket_path(directory))).transpose()?;
             let (mut file, thread) = LogFileWriter::open(Path::new(&order.log).to_owned())?;
             file.write(Bytes::from(format!("hostler: life {} of this engine begins\n", order.life.epoch)));
+            let file_pool = order.file_pool.as_ref().map(|folder| FolderHold::take(Path::new(folder))).transpose()?;
             let first = first_process(order, spare)?;
             first.record.write(directory)?;
-            Ok((listener, file, thread, first))
+            Ok((listener, file, thread, file_pool, first))
         };
-        let (listener, file, thread, FirstProcess { record, output, printed, gate }) = match made() {
+        let (listener, file, thread, file_pool, FirstProcess { record, output, printed, gate }) = match made() {
             Ok(made) => made,
             Err(error) => {
                 let error: io::Error = error;
@@ -231,7 +232,7 @@ impl Keeper {
             log_thread: thread,
             killing: None,
             leftovers,
-            file_pool: order.file_pool.clone().map(Into::into),
+            file_pool,
             directory: directory.to_owned(),
         };
         keeper.forward_output(printed);
@@ -428,9 +429,9 @@ impl Keeper {
     /// Flushes the last lines to the disk and the last notices to the agent.
     async fn finish(mut self) {
         self.leftovers.remove();
-        // The agent would have removed them.
-        if let Some(folder) = self.file_pool.as_deref().filter(|_| self.agent.is_none()) {
-            remove_unused(folder);
+        // Let go before the agent hears of the end. It would remove the files itself.
+        if let Some(hold) = self.file_pool.take().filter(|_| self.agent.is_none()) {
+            hold.remove_if_last();
         }
         let deadline = Instant::now() + OUTPUT_DRAIN_TIMEOUT;
         while let Some(output) = &mut self.output {

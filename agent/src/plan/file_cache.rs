@@ -11,7 +11,7 @@ use super::host_cache::{HostCache, MIN_RESERVE, SHARED_RESERVE};
 use super::host_resources::{FileRoom, HostResources};
 use super::setup::EnginePlanSetup;
 use crate::config::FileCacheSetting;
-use crate::file_pool::pool_folder;
+use crate::file_pool::{RESERVE, pool_folder};
 use crate::sizes::format_gib;
 use crate::vllm::releases::FILE_CACHE_SINCE;
 
@@ -48,6 +48,8 @@ pub enum NoFileCache {
     OldRelease,
     /// The folder of `agent.file_cache_dir` does not exist.
     Missing(PathBuf),
+    /// The folder's path is not UTF-8, as the engine's settings are.
+    NotUtf8(PathBuf),
     /// Other hosts share the file system of this folder.
     Shared(PathBuf),
     /// The file system, or the memory that it takes, is too small.
@@ -66,7 +68,10 @@ impl fmt::Display for NoFileCache {
                 write!(formatter, "files are written from copies in the host's memory (agent.host_cache), and there are none: {because}")
             }
             Self::OldRelease => write!(formatter, "it needs vLLM {FILE_CACHE_SINCE}"),
-            Self::Missing(folder) => write!(formatter, "{} (agent.file_cache_dir) does not exist", folder.display()),
+            Self::Missing(folder) => {
+                write!(formatter, "agent.file_cache_dir, {:?}, is no folder of this host", folder.display().to_string())
+            }
+            Self::NotUtf8(folder) => write!(formatter, "the path {} (agent.file_cache_dir) is not UTF-8", folder.display()),
             Self::Shared(folder) => write!(
                 formatter,
                 "{} (agent.file_cache_dir) is on a file system that other hosts share; name a folder on a disk of this host, or /dev/shm",
@@ -102,23 +107,29 @@ pub(super) fn choose(
     let room = match resources.file_room {
         FileRoom::Missing => return FileCache::Off(NoFileCache::Missing(directory.to_owned())),
         FileRoom::Shared => return FileCache::Off(NoFileCache::Shared(directory.to_owned())),
-        FileRoom::Disk(bytes) => bytes,
+        FileRoom::Disk(bytes) => bytes.saturating_sub(RESERVE),
         FileRoom::Memory(bytes) => {
             let copies = share.bytes.saturating_mul(engines);
             let in_memory = resources.memory.bytes.saturating_sub(MIN_RESERVE).saturating_sub(copies);
             bytes.saturating_sub(SHARED_RESERVE).saturating_sub(copies).min(in_memory)
         }
     };
+    let folder = pool_folder(directory);
+    if folder.to_str().is_none() {
+        return FileCache::Off(NoFileCache::NotUtf8(folder));
+    }
     if bytes > room {
         return FileCache::Off(NoFileCache::NoRoom { wanted: bytes, room, folder: directory.to_owned() });
     }
-    FileCache::On(FilePoolPlan { folder: pool_folder(directory), bytes, tokens: bytes / share.token_bytes(), release: version.to_string() })
+    FileCache::On(FilePoolPlan { folder, bytes, tokens: bytes / share.token_bytes(), release: version.to_string() })
 }
 
 impl FilePoolPlan {
     /// The tier in the connector's settings.
     pub(super) fn tier_config(&self) -> String {
         let root = serde_json::Value::String(self.folder.join(&self.release).display().to_string());
+        // The value of a flag is divided at blanks.
+        let root = root.to_string().replace(' ', "\\u0020");
         format!(
             r#","spec_name":"TieringOffloadingSpec","blocks_per_chunk":{FILE_BLOCKS},"secondary_tiers":[{{"type":"fs","root_dir":{root},"enable_kv_events":true}}]"#
         )
@@ -177,13 +188,22 @@ mod tests {
     }
 
     #[test]
+    fn a_blank_in_the_folder_divides_no_argument() {
+        let pool = FilePoolPlan { folder: "/a b/pool".into(), bytes: GIB, tokens: 1, release: "0.33.0".to_owned() };
+        let config = pool.tier_config();
+        assert!(!config.contains(' '), "{config}");
+        let whole: serde_json::Value = serde_json::from_str(&format!("{{{}}}", &config[1..])).unwrap();
+        assert_eq!(whole["secondary_tiers"][0]["root_dir"], "/a b/pool/0.33.0");
+    }
+
+    #[test]
     fn hosts_that_cannot_keep_files_say_why() {
         let disk = FileRoom::Disk(1024 * GIB);
         assert!(reason(33, "off", disk).contains("agent.host_cache is off"));
         assert!(reason(32, "256GiB", disk).contains("it needs vLLM 0.33"));
-        assert!(reason(33, "256GiB", FileRoom::Missing).contains("/fast (agent.file_cache_dir) does not exist"));
+        assert!(reason(33, "256GiB", FileRoom::Missing).contains("agent.file_cache_dir, \"/fast\", is no folder of this host"));
         assert!(reason(33, "256GiB", FileRoom::Shared).contains("other hosts share"));
-        assert!(reason(33, "256GiB", FileRoom::Disk(100 * GIB)).contains("has room for 100.0 GiB and not for 200.0 GiB"));
+        assert!(reason(33, "256GiB", FileRoom::Disk(100 * GIB)).contains("has room for 99.0 GiB and not for 200.0 GiB"));
     }
 
     #[test]

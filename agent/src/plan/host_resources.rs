@@ -57,7 +57,11 @@ pub enum FileRoom {
 
 impl FileRoom {
     fn of(folder: &Path) -> Self {
-        let found = folder.canonicalize().ok().and_then(|folder| Some((FileSystem::of(&folder)?.kind, size_of_file_system(&folder)?)));
+        let found = folder
+            .canonicalize()
+            .ok()
+            .filter(|folder| folder.is_dir())
+            .and_then(|folder| Some((FileSystem::of(&folder)?.kind, size_of_file_system(&folder)?)));
         match found {
             None => Self::Missing,
             Some((FileSystemKind::Shared, _)) => Self::Shared,

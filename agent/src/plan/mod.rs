@@ -257,6 +257,19 @@ impl Plan {
         }
     }
 
+    /// Why there are no copies or files where the settings ask for them, a sentence each.
+    pub(crate) fn missing_tiers(&self) -> impl Iterator<Item = String> {
+        let copies = match &self.host_cache {
+            HostCache::Off(because) if *because != NoHostCache::Unset => Some(format!("agent.host_cache has no effect: {because}")),
+            HostCache::Off(_) | HostCache::On(_) => None,
+        };
+        let files = match &self.file_cache {
+            FileCache::Off(because) if *because != NoFileCache::Unset => Some(format!("agent.file_cache has no effect: {because}")),
+            FileCache::Off(_) | FileCache::On(_) => None,
+        };
+        copies.into_iter().chain(files)
+    }
+
     /// The folder of files that engines share, if they keep some.
     pub(crate) fn file_pool(&self) -> Option<&FilePoolPlan> {
         match &self.file_cache {

@@ -182,3 +182,19 @@ fn endless_nesting_is_an_error() {
     payload.extend(std::iter::repeat_n(0x91, 1_000_000));
     assert!(parse_events(&payload).is_err());
 }
+
+#[test]
+fn deep_nesting_and_long_batches_are_refused() {
+    // [0.5, [{"type": "BlockStored", "zzz": [[[…]]]}], 0]
+    let nested = |levels: usize| {
+        let mut payload = vec![0x93, 0xca, 0x3f, 0, 0, 0, 0x91, 0x82, 0xa4];
+        payload.extend_from_slice(b"type\xabBlockStored\xa3zzz");
+        payload.extend(std::iter::repeat_n(0x91, levels));
+        payload.extend_from_slice(&[0xc0, 0]);
+        parse_events(&payload).unwrap_err().to_string()
+    };
+    assert!(nested(10).contains("missing field"), "{}", nested(10));
+    assert!(nested(100_000).contains("depth limit exceeded"), "{}", nested(100_000));
+    let long = parse_events(&vec![0; MAX_BATCH_BYTES + 1]).unwrap_err();
+    assert!(matches!(long, KvEventError::Length(_)));
+}
