@@ -1,8 +1,8 @@
 //! Folder of files with KV blocks, which the engines of one user on a host share.
 //!
 //! vLLM writes the files and never removes one. Each agent, and each keeper of an engine, holds a
-//! shared lock on the folder, and agents keep the files within their own bounds. The last one to let
-//! go removes them; if all are killed at once, the next agent does.
+//! shared lock on the folder, and agents keep the files within their own bounds. The last one to
+//! let go removes them; if all are killed at once, the next agent does.
 
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -19,15 +19,16 @@ use tokio_util::sync::CancellationToken;
 
 use crate::sizes::GIB;
 
-/// Shortest time between two looks at the files. An H200 computes up to 30,000 tokens of an 8B model
-/// in that time, 4 GB.
+/// Shortest time between two looks at the files. An H200 computes up to 30,000 tokens of an 8B
+/// model in that time, 4 GB.
 const TRIM_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The next look waits so many times as long as the last one took: a look at 100,000 files takes a
 /// quarter of a second.
 const TRIM_PAUSE: u32 = 20;
 
-/// Age of an empty folder from which it is removed. vLLM makes a folder just before it writes there.
+/// Age of an empty folder from which it is removed. vLLM makes a folder just before it writes
+/// there.
 const EMPTY_AGE: Duration = Duration::from_secs(60);
 
 /// How long to wait for somebody who holds the folder alone, because he removes it.
@@ -78,9 +79,13 @@ pub(crate) fn pool_folder(directory: &Path) -> PathBuf {
 impl FolderHold {
     /// Takes the folder, which may be missing.
     pub(crate) fn take(folder: &Path) -> io::Result<Self> {
-        let hold = Self { folder: folder.to_owned(), lock: open_lock(folder)? };
+        let hold = Self::without_lock(folder)?;
         hold.share()?;
         Ok(hold)
+    }
+
+    fn without_lock(folder: &Path) -> io::Result<Self> {
+        Ok(Self { folder: folder.to_owned(), lock: open_lock(folder)? })
     }
 
     /// Shares the lock, also after it was held alone.
@@ -123,7 +128,7 @@ impl FilePool {
     }
 
     fn take(folder: &Path, bytes: u64) -> io::Result<Self> {
-        let hold = FolderHold { folder: folder.to_owned(), lock: open_lock(folder)? };
+        let hold = FolderHold::without_lock(folder)?;
         if flock(&hold.lock, FlockOperation::NonBlockingLockExclusive).is_ok() && folder.exists() {
             tracing::info!(folder = %folder.display(), "removing files with KV blocks that a dead agent has left");
             remove_folder(folder)?;
@@ -166,8 +171,8 @@ impl FilePool {
         Ok(most)
     }
 
-    /// Lets go of the folder, and removes it if nobody else holds it. The next agent removes what is
-    /// left after a while.
+    /// Lets go of the folder, and removes it if nobody else holds it. The next agent removes what
+    /// takes too long.
     pub(crate) async fn leave(self) {
         let folder = self.hold.folder.clone();
         let (done, removed) = tokio::sync::oneshot::channel();

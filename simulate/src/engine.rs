@@ -113,7 +113,7 @@ struct EngineSequence {
 pub(crate) struct FoundTokens {
     /// All of them.
     pub(crate) cached: u32,
-    /// Those that only the host's memory had.
+    /// Tokens that only the host's memory had.
     pub(crate) loaded: u32,
 }
 
@@ -175,7 +175,8 @@ impl SimulatedEngine {
         self.preemptions
     }
 
-    /// Load that a metrics endpoint would report at this time. Sequences that are being loaded wait.
+    /// Load that a metrics endpoint would report at this time. Sequences that are being loaded
+    /// wait.
     pub(crate) fn load(&self, now: f64) -> EngineLoad {
         let count = |of: usize| u32::try_from(of).unwrap_or(u32::MAX);
         let loading = self.running.iter().filter(|sequence| sequence.loaded_at > now).count();

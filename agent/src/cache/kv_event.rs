@@ -290,8 +290,8 @@ fn read_array<T>(rest: &mut &[u8], read: impl Fn(&mut &[u8]) -> Result<T, Error>
     Ok(all)
 }
 
-/// Deepest nesting of what is skipped or rare. Without a limit, 780 levels overflowed the stack of a
-/// debug build.
+/// Deepest nesting of what is skipped or rare. Without a limit, 780 levels overflowed the stack of
+/// a debug build.
 const MAX_DEPTH: usize = 32;
 
 /// Reads what is rare, at several times the cost.

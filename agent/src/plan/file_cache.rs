@@ -29,7 +29,7 @@ pub enum FileCache {
 /// A folder of files that this user's engines on this host share.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FilePoolPlan {
-    /// Of all releases and models.
+    /// Folder of the files of all releases and models.
     pub folder: PathBuf,
     /// Most bytes of all files.
     pub bytes: u64,

@@ -37,9 +37,11 @@ pub struct HostResources {
     /// The free part changes, but an agent that restarts beside its engines must repeat the plan
     /// they were started with.
     pub shared_bytes: u64,
+    /// Memory that the host, the control group or the job allows.
+    ///
     /// The same for an agent that restarts, like the shared memory.
     pub memory: HostMemory,
-    /// Where files with KV blocks would lie.
+    /// Room for files with KV blocks.
     pub file_room: FileRoom,
 }
 

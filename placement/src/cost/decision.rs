@@ -29,8 +29,8 @@ pub struct Candidate {
     pub loaded: u32,
     /// Seconds to load one token.
     pub load_rate: f64,
-    /// Tokens that the engine still loads for requests ahead of a new one. Its transfers go one after
-    /// the other.
+    /// Tokens that the engine still loads for requests ahead of a new one, one transfer after the
+    /// other. Only candidates with a host tier have them.
     pub loading: u64,
     /// Sequences in flight: the larger of the routers' and the engine's count, since a hung engine
     /// reports nothing.
@@ -59,8 +59,8 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    /// Adds what the host's memory has of the prompt, in leading tokens, at this time to load one, and
-    /// the tokens that are still loaded for requests ahead.
+    /// Adds what the host's memory has of the prompt, in leading tokens, with the seconds to load
+    /// one and the tokens that are still loaded for requests ahead.
     ///
     /// Copies are written as blocks are computed, so those of a prompt begin with its first block.
     /// The engine loads what follows the part that its GPU has.

@@ -9,8 +9,8 @@ const TENANT: u64 = 1;
 /// Long work of that tenant, for which a pool of one thread has one.
 const LONG: (u64, usize) = (TENANT, LONG_WORK_BYTES + 1);
 
-/// How many jobs of one tenant wait beside the one that runs, of a pool with one thread: four fifths
-/// of the places, less one.
+/// How many jobs of one tenant wait beside the one that runs, of a pool with one thread: four
+/// fifths of the places, less one.
 const WAITING: usize = ((1 + QUEUED_PER_THREAD) * 4).div_ceil(5) - 1;
 
 #[tokio::test]

@@ -8,7 +8,7 @@ use rustc_hash::FxHashMap;
 use crate::blocks::CacheChanges;
 use crate::fleet::ReplicaReport;
 
-/// What the engines' reports say of both tiers.
+/// Blocks of both tiers, as the engines report them.
 #[derive(Debug)]
 pub(super) struct TieredHolders {
     gpu: BlockHolders,

@@ -13,8 +13,8 @@ use crate::request::{BLOCK_TOKENS, Request};
 /// What a block on the host counts in llm-d, by default.
 const LLM_D_HOST_CREDIT: f64 = 0.8;
 
-/// What one counts in Dynamo here. With its default of 0.75 the mean time to the first token was 1.3
-/// to 1.6 times as long where memory was short.
+/// Credit of such a block in Dynamo here. With its default of 0.75 the mean time to the first token
+/// was 1.3 to 1.6 times as long where memory was short.
 const DYNAMO_HOST_CREDIT: f64 = 1.0;
 
 /// Scores from 0 to 1 for the prefix, the queue and the KV cache, relative to the other replicas,
