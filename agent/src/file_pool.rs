@@ -4,6 +4,7 @@
 //! shared lock on the folder, and agents keep the files within their own bounds. The last one to
 //! let go removes them; if all are killed at once, the next agent does.
 
+use std::cmp::Reverse;
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
@@ -12,11 +13,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use rustc_hash::FxHashSet;
 use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 use tokio_util::sync::CancellationToken;
 
+use crate::cache::FileLog;
 use crate::sizes::GIB;
 
 /// Shortest time between two looks at the files. An H200 computes up to 30,000 tokens of an 8B
@@ -60,6 +63,8 @@ pub(crate) struct FilePool {
     hold: FolderHold,
     /// Most bytes of all files.
     bytes: u64,
+    /// Log of the files that this agent's engines have written.
+    log: Arc<FileLog>,
 }
 
 /// A shared lock on the folder, with which nobody removes it. An agent has one for as long as it
@@ -121,13 +126,13 @@ impl FolderHold {
 impl FilePool {
     /// Takes the folder. What dead agents have left there is removed, unless an engine of theirs
     /// lives on.
-    pub(crate) async fn open(folder: PathBuf, bytes: u64) -> Result<Self, FilePoolError> {
+    pub(crate) async fn open(folder: PathBuf, bytes: u64, log: Arc<FileLog>) -> Result<Self, FilePoolError> {
         let taken = folder.clone();
-        let opened = tokio::task::spawn_blocking(move || Self::take(&taken, bytes)).await;
+        let opened = tokio::task::spawn_blocking(move || Self::take(&taken, bytes, log)).await;
         opened.expect("opening a folder does not panic").map_err(|source| FilePoolError { folder, source })
     }
 
-    fn take(folder: &Path, bytes: u64) -> io::Result<Self> {
+    fn take(folder: &Path, bytes: u64, log: Arc<FileLog>) -> io::Result<Self> {
         let hold = FolderHold::without_lock(folder)?;
         if flock(&hold.lock, FlockOperation::NonBlockingLockExclusive).is_ok() && folder.exists() {
             tracing::info!(folder = %folder.display(), "removing files with KV blocks that a dead agent has left");
@@ -135,7 +140,7 @@ impl FilePool {
         }
         hold.share()?;
         make_private(folder)?;
-        Ok(Self { hold, bytes })
+        Ok(Self { hold, bytes, log })
     }
 
     /// Keeps the files within their bound until `end`.
@@ -158,14 +163,17 @@ impl FilePool {
     }
 
     /// Removes the oldest files while all together exceed the bound, which is less than asked for
-    /// where the file system is full. Returns the bound.
+    /// where the file system is full, and tells the log what is left. Returns the bound.
     fn trim(&self) -> io::Result<u64> {
-        let folder = &self.hold.folder;
-        let files = list_files(folder)?;
+        let (folder, reported) = (&self.hold.folder, self.log.reported());
+        let mut files = list_files(folder)?;
         let used: u64 = files.iter().map(|file| file.bytes).sum();
         let free = rustix::fs::statvfs(folder).map(|found| found.f_bavail.saturating_mul(found.f_frsize))?;
         let most = self.bytes.min(used.saturating_add(free).saturating_sub(RESERVE));
-        for file in excess(files, most) {
+        let excess = split_off_excess(&mut files, most);
+        let left: FxHashSet<u64> = files.iter().filter_map(|file| last_block(&file.path)).collect();
+        self.log.forget_missing(reported, |file| left.contains(&file));
+        for file in excess {
             ignore_missing(fs::remove_file(file.path))?;
         }
         Ok(most)
@@ -195,23 +203,29 @@ struct PooledFile {
     path: PathBuf,
 }
 
-/// The oldest files, without which the others have at most the kept part of `most` bytes; none if
-/// all have at most `most`.
-fn excess(mut files: Vec<PooledFile>, most: u64) -> Vec<PooledFile> {
+/// Takes out the oldest files, without which the others have at most the kept part of `most` bytes;
+/// none if all have at most `most`.
+fn split_off_excess(files: &mut Vec<PooledFile>, most: u64) -> Vec<PooledFile> {
     let mut used: u64 = files.iter().map(|file| file.bytes).sum();
     if used <= most {
         return Vec::new();
     }
-    files.sort_unstable_by_key(|file| file.used);
+    files.sort_unstable_by_key(|file| Reverse(file.used));
     let keeps = most / 10 * KEPT_TENTHS;
-    let removed = files.iter().take_while(|file| {
+    let oldest = files.iter().rev().take_while(|file| {
         let exceeds = used > keeps;
         used = used.saturating_sub(file.bytes);
         exceeds
     });
-    let removed = removed.count();
-    files.truncate(removed);
-    files
+    let oldest = oldest.count();
+    files.split_off(files.len() - oldest)
+}
+
+/// The engine's hash of a file's last block, 64 bits of it; `None` if the file is not one of vLLM's
+/// blocks. vLLM names a file after that block, in hexadecimal digits.
+fn last_block(path: &Path) -> Option<u64> {
+    let digits = path.file_name()?.to_str()?.strip_suffix(".bin")?;
+    u64::from_str_radix(digits.get(digits.len().checked_sub(16)?..)?, 16).ok()
 }
 
 /// All files below a folder. Links are not followed, and what disappears meanwhile is left out.

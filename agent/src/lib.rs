@@ -60,6 +60,7 @@ use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
+use cache::FileLog;
 pub use checks::{
     VllmInImage, check_model, check_run_dir, check_spread, container_runtimes, current_job_id, current_job_name, find_gpus, try_image,
 };
@@ -211,6 +212,8 @@ pub struct Agent {
     fate: AgentDeathPolicy,
     driver: Option<gpu::GpuDriver>,
     load_turns: Arc<LoadTurns>,
+    /// Log of the files with KV blocks that the engines share, if they do.
+    file_log: Option<Arc<FileLog>>,
     /// Batch job that the agent runs in.
     job: Option<Arc<JobClock>>,
 }
@@ -302,6 +305,7 @@ impl Agent {
         if let Some(pool) = plan.file_pool() {
             engine = engine.with_bind(pool.folder.clone())?;
         }
+        let file_log = plan.file_pool().map(|_| Arc::default());
         let keepers = simulated.to_owned().into();
         let logs = run_dir::log_dir(&config.log_dir)?;
         Ok(Self {
@@ -320,6 +324,7 @@ impl Agent {
             fate,
             driver,
             load_turns: Arc::default(),
+            file_log,
         })
     }
 
@@ -356,12 +361,9 @@ impl Agent {
         let end = CancellationToken::new();
         let supervisors = TaskTracker::new();
         let survivors = self.run_dir.take_survivors();
-        let files = match self.plan.file_pool() {
-            Some(plan) => FilePool::open(plan.folder.clone(), plan.bytes).await.map(Arc::new).map(Some),
-            None => Ok(None),
-        };
+        let files = self.open_file_pool().await;
         let specs = self.engine_specs(survivors);
-        let (files, (mut specs, rejected, warm_starts)) = match files.map_err(AgentError::from).and_then(|files| Ok((files, specs?))) {
+        let (files, (mut specs, rejected, warm_starts)) = match files.and_then(|files| Ok((files, specs?))) {
             Ok(prepared) => prepared,
             Err(error) => {
                 // The engines in the run directory live on.
@@ -374,7 +376,8 @@ impl Agent {
         let replicas = self.start_replicas(specs, &supervisors);
         let engines: Vec<Engine> = replicas.iter().map(|replica| replica.engine.clone()).collect();
         let readings = self.driver.as_ref().map(gpu::GpuDriver::readings);
-        let state = Arc::new(NodeState::new(replicas).with_readings(readings).with_job(self.job.clone()));
+        let state =
+            Arc::new(NodeState::new(replicas).with_readings(readings).with_job(self.job.clone()).with_file_log(self.file_log.clone()));
         let mut metric_registry = MetricRegistry::default();
         let metrics = Arc::new(AgentMetrics::register(&mut metric_registry));
         metric_registry.register_collector(state.clone());
@@ -432,6 +435,12 @@ impl Agent {
             self.run_dir.remove();
         }
         outcome
+    }
+
+    /// Takes the folder of files with KV blocks, if the engines keep some.
+    async fn open_file_pool(&self) -> Result<Option<Arc<FilePool>>, AgentError> {
+        let Some((plan, log)) = self.plan.file_pool().zip(self.file_log.clone()) else { return Ok(None) };
+        Ok(Some(Arc::new(FilePool::open(plan.folder.clone(), plan.bytes, log).await?)))
     }
 
     fn uplink(&self, state: &Arc<NodeState>, metrics: Arc<AgentMetrics>, attachments: &Arc<Attachments>) -> Uplink {

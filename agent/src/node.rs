@@ -11,6 +11,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::advise::{self, AdvisedReplica, EngineSetup, Finding};
+use crate::cache::FileLog;
 use crate::engine::{Engine, Phase};
 use crate::engine_client::EngineClient;
 use crate::gpu::{GpuReading, GpuReadings};
@@ -93,6 +94,8 @@ pub struct NodeState {
     readings: Option<watch::Receiver<Arc<GpuReadings>>>,
     /// Batch job that the agent runs in.
     job: Option<Arc<JobClock>>,
+    /// Log of the files with KV blocks that the engines share.
+    file_log: Option<Arc<FileLog>>,
     cut_off: CutOff,
 }
 
@@ -108,7 +111,7 @@ impl NodeState {
     /// State of these replicas, in the order of their index.
     #[must_use]
     pub fn new(replicas: Vec<Replica>) -> Self {
-        Self { replicas, changes: watch::Sender::new(0), readings: None, job: None, cut_off: CutOff::default() }
+        Self { replicas, changes: watch::Sender::new(0), readings: None, job: None, file_log: None, cut_off: CutOff::default() }
     }
 
     /// Adds the readings of the node's GPUs.
@@ -121,6 +124,17 @@ impl NodeState {
     #[must_use]
     pub(crate) fn with_job(self, job: Option<Arc<JobClock>>) -> Self {
         Self { job, ..self }
+    }
+
+    /// Adds the log of the files with KV blocks that the engines share.
+    #[must_use]
+    pub(crate) fn with_file_log(self, file_log: Option<Arc<FileLog>>) -> Self {
+        Self { file_log, ..self }
+    }
+
+    /// Log of the files with KV blocks that the engines share, if they do.
+    pub(crate) fn file_log(&self) -> Option<Arc<FileLog>> {
+        self.file_log.clone()
     }
 
     /// Batch job that the agent runs in.

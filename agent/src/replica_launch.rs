@@ -64,6 +64,7 @@ impl Agent {
             (spec.node, spec.if_agent_dies) = (self.node.clone(), self.fate);
             spec.run_dirs = Some(self.run_dir.held().clone());
             spec.file_pool = self.plan.file_pool().map(|pool| pool.folder.clone());
+            spec.file_log.clone_from(&self.file_log);
             Ok::<_, HostError>(spec)
         };
         let described = self.plan.replicas.iter().map(|plan| {

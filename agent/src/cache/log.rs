@@ -5,19 +5,22 @@
 
 use std::sync::Arc;
 
-use hostler_placement::block_keys::BlockKey;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use super::change_log::ChangeLog;
+use super::cursor::{CacheDelta, Cursor, LoggedTier};
+use super::file_log::{FileBlocks, FileLog};
 use super::kv_event::KvEvent;
-use super::mirror::{BlockMirror, CacheDigest, Effects};
+use super::mirror::{BlockMirror, Effects};
 use super::{CacheCounters, CacheStatus, CacheTier};
 
 /// Blocks that one replica's engine has cached, over all its lives.
 #[derive(Debug)]
 pub struct CacheLog {
     inner: Mutex<Inner>,
+    /// Log of the files that the engine writes for others too.
+    files: Option<Arc<FileLog>>,
     watch: watch::Sender<CacheStatus>,
 }
 
@@ -39,64 +42,18 @@ struct Inner {
     counters: CacheCounters,
 }
 
-/// Position of one reader of a tier. A new reader reads everything first.
-#[derive(Debug, Default)]
-pub struct Cursor {
-    tier: CacheTier,
-    position: Option<LogPosition>,
-    /// Part of a snapshot that was not read yet.
-    snapshot: Option<Snapshot>,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct LogPosition {
-    epoch: u64,
-    next: u64,
-}
-
-#[derive(Debug)]
-struct Snapshot {
-    keys: Vec<BlockKey>,
-    digest: CacheDigest,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CacheDelta {
-    pub epoch: u64,
-    /// Everything read before is void.
-    pub is_snapshot: bool,
-    /// The reader must read the rest at once. Until then the count and the digest do not hold.
-    pub is_partial: bool,
-    pub stored: Vec<BlockKey>,
-    /// Blocks that are no longer cached; none of them is among the stored.
-    pub removed: Vec<BlockKey>,
-    /// Blocks cached after this delta.
-    pub count: u64,
-    /// XOR of the block keys.
-    pub xor: u64,
-}
-
-impl Cursor {
-    pub(crate) fn of(tier: CacheTier) -> Self {
-        Self { tier, ..Self::default() }
-    }
-
-    pub(crate) fn tier(&self) -> CacheTier {
-        self.tier
-    }
-
-    pub fn reset(&mut self) {
-        *self = Self::of(self.tier);
-    }
-
-    /// Whether the log's changes continue what this cursor has read.
-    fn is_current(&self, inner: &Inner) -> bool {
-        self.position.is_some_and(|place| place.epoch == inner.epoch && inner.changes(self.tier).reaches(place.next))
-    }
-}
+const NOT_READY: &str = "the engine is not ready";
 
 impl Default for CacheLog {
     fn default() -> Self {
+        Self::new(None)
+    }
+}
+
+impl CacheLog {
+    /// Log of an engine, whose files go to the log of the node's if it has one.
+    #[must_use]
+    pub(crate) fn new(files: Option<Arc<FileLog>>) -> Self {
         let inner = Inner {
             epoch: 0,
             is_alive: false,
@@ -106,41 +63,25 @@ impl Default for CacheLog {
             host: ChangeLog::default(),
             counters: CacheCounters::default(),
         };
-        Self { inner: Mutex::new(inner), watch: watch::Sender::new(CacheStatus { reason: NOT_READY.to_owned(), ..CacheStatus::default() }) }
+        let watch = watch::Sender::new(CacheStatus { reason: NOT_READY.to_owned(), ..CacheStatus::default() });
+        Self { inner: Mutex::new(inner), files, watch }
     }
-}
 
-const NOT_READY: &str = "the engine is not ready";
-
-impl CacheLog {
     #[must_use]
     pub fn watch(&self) -> watch::Receiver<CacheStatus> {
         self.watch.subscribe()
     }
 
-    /// Changes since this cursor was last read, with at most `most` blocks.
+    /// Changes of a tier since this cursor was last read, with at most `most` blocks.
     ///
     /// `None` if nothing has changed, before the engine's first life, or while this life has shown
     /// nothing of the tier.
-    pub fn read(&self, cursor: &mut Cursor, most: usize) -> Option<CacheDelta> {
-        let most = most.max(1);
+    pub(crate) fn read(&self, tier: CacheTier, cursor: &mut Cursor, most: usize) -> Option<CacheDelta> {
         let inner = self.inner.lock();
-        let tier = cursor.tier;
         if inner.epoch == 0 || !inner.mirror.has_tier(tier) {
             return None;
         }
-        let begins = !cursor.is_current(&inner);
-        if begins {
-            cursor.snapshot = Some(Snapshot { keys: inner.mirror.keys(tier).collect(), digest: inner.mirror.digest(tier) });
-            cursor.position = Some(LogPosition { epoch: inner.epoch, next: inner.changes(tier).next_number() });
-        }
-        match cursor.snapshot.take() {
-            Some(snapshot) => {
-                drop(inner);
-                Some(cursor.next_part(snapshot, begins, most))
-            }
-            None => inner.next_changes(tier, cursor.position.as_mut()?, most),
-        }
+        cursor.read(&LoggedTier { epoch: inner.epoch, blocks: inner.mirror.blocks(tier), changes: inner.changes(tier) }, most)
     }
 
     #[must_use]
@@ -222,14 +163,17 @@ impl CacheLogWriter {
 
     pub(crate) fn apply(&self, events: &[KvEvent]) {
         let has_cleared = events.iter().any(|event| matches!(event, KvEvent::Cleared));
-        let mut is_whole_again = false;
+        let (mut is_whole_again, mut files) = (false, Vec::new());
         let change = |inner: &mut Inner| {
-            inner.apply(events);
+            files = inner.apply(events);
             is_whole_again = has_cleared && std::mem::take(&mut inner.is_incomplete);
         };
         self.write(change, |_, _| {});
         if is_whole_again {
             self.mark_exact();
+        }
+        if let Some(log) = &self.log.files {
+            log.add(files);
         }
     }
 
@@ -273,7 +217,8 @@ impl Inner {
         }
     }
 
-    fn apply(&mut self, events: &[KvEvent]) {
+    /// Applies a batch of events, and returns the files that it reports.
+    fn apply(&mut self, events: &[KvEvent]) -> Vec<FileBlocks> {
         let mut effects = Effects::default();
         for event in events {
             self.mirror.apply(event, &mut effects);
@@ -283,41 +228,15 @@ impl Inner {
         self.counters.orphans += effects.orphans;
         self.counters.ignored += effects.ignored;
         self.counters.malformed += effects.malformed;
-        self.gpu.apply(effects.changes, self.mirror.digest(CacheTier::Gpu).count);
-        self.host.apply(effects.host_changes, self.mirror.digest(CacheTier::Host).count);
+        self.gpu.apply(effects.changes, self.mirror.blocks(CacheTier::Gpu).digest().count);
+        self.host.apply(effects.host_changes, self.mirror.blocks(CacheTier::Host).digest().count);
+        effects.files
     }
 
     fn forget(&mut self) {
         self.mirror.clear();
         self.gpu.clear();
         self.host.clear();
-    }
-
-    /// Net effect of the next changes.
-    fn next_changes(&self, tier: CacheTier, place: &mut LogPosition, most: usize) -> Option<CacheDelta> {
-        let net = self.changes(tier).read(&mut place.next, most)?;
-        let digest = self.mirror.digest(tier);
-        Some(CacheDelta {
-            epoch: self.epoch,
-            is_snapshot: false,
-            is_partial: net.is_partial,
-            stored: net.stored,
-            removed: net.removed,
-            count: digest.count,
-            xor: digest.xor,
-        })
-    }
-}
-
-impl Cursor {
-    /// Next part of a snapshot; the rest stays at the cursor.
-    fn next_part(&mut self, mut snapshot: Snapshot, first: bool, most: usize) -> CacheDelta {
-        let stored = snapshot.keys.split_off(snapshot.keys.len().saturating_sub(most));
-        let digest = snapshot.digest;
-        let is_partial = !snapshot.keys.is_empty();
-        self.snapshot = is_partial.then_some(snapshot);
-        let epoch = self.position.map_or(0, |place| place.epoch);
-        CacheDelta { epoch, is_snapshot: first, is_partial, stored, removed: Vec::new(), count: digest.count, xor: digest.xor }
     }
 }
 

@@ -6,24 +6,17 @@
 //! engine's hashes, which differ between releases, into keys that a router can compute from a
 //! prompt.
 
-mod block_set;
 mod host_tier;
 
 use std::cmp::Ordering;
 
 use hostler_placement::block_keys::{BlockKey, KeyChain};
 
-use self::block_set::BlockSet;
 use self::host_tier::HostTier;
 use super::CacheTier;
+use super::block_set::BlockSet;
+use super::file_log::FileBlocks;
 use super::kv_event::{BlocksRemoved, BlocksStored, ExtraKey, KvEvent};
-
-/// Number of keys, and their XOR.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct CacheDigest {
-    pub count: u64,
-    pub xor: u64,
-}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Change {
@@ -40,6 +33,8 @@ pub(crate) struct Effects {
     pub changes: Vec<Change>,
     /// Changes of the host's tier.
     pub host_changes: Vec<Change>,
+    /// Files that the engine has written.
+    pub files: Vec<FileBlocks>,
     /// Events of known kinds.
     pub events: u64,
     /// Blocks that are left out: they follow a block that is not known, or lack what their key
@@ -96,16 +91,7 @@ impl BlockMirror {
     }
 
     #[must_use]
-    pub(crate) fn digest(&self, tier: CacheTier) -> CacheDigest {
-        self.blocks(tier).digest()
-    }
-
-    /// The keys of a tier, in no order.
-    pub(crate) fn keys(&self, tier: CacheTier) -> impl Iterator<Item = BlockKey> + '_ {
-        self.blocks(tier).keys()
-    }
-
-    fn blocks(&self, tier: CacheTier) -> &BlockSet {
+    pub(super) fn blocks(&self, tier: CacheTier) -> &BlockSet {
         match tier {
             CacheTier::Gpu => &self.gpu,
             CacheTier::Host => self.host.blocks(),
@@ -165,6 +151,9 @@ impl BlockMirror {
             Some(CacheTier::Gpu) => self.store_on_gpu(stored, effects),
             Some(CacheTier::Host) if !self.is_other_group(stored.group) => {
                 self.host.store(stored, &self.gpu, self.block_size, effects);
+            }
+            None if is_file(stored.medium.as_deref()) && !self.is_other_group(stored.group) => {
+                self.host.note_file(stored, &self.gpu, self.block_size, effects);
             }
             _ => effects.ignored += 1,
         }
@@ -267,8 +256,8 @@ impl BlockMirror {
     }
 }
 
-/// Tier of a medium; `None` for media that no router knows, such as `STORAGE`. The oldest releases
-/// have only the GPU and do not name it.
+/// Tier of a medium; `None` for media that are not the engine's own memory. The oldest releases have
+/// only the GPU and do not name it.
 fn tier_of(medium: Option<&str>) -> Option<CacheTier> {
     match medium {
         None => Some(CacheTier::Gpu),
@@ -276,6 +265,11 @@ fn tier_of(medium: Option<&str>) -> Option<CacheTier> {
         Some(name) if name.eq_ignore_ascii_case("CPU") => Some(CacheTier::Host),
         Some(_) => None,
     }
+}
+
+/// Whether a medium is the files that engines share.
+fn is_file(medium: Option<&str>) -> bool {
+    medium.is_some_and(|name| name.eq_ignore_ascii_case("STORAGE"))
 }
 
 fn seed_chain(stored: &BlocksStored) -> KeyChain {

@@ -1,10 +1,14 @@
 //! Blocks that an engine has cached, learned from its own events.
 //!
 //! `kv_event` decodes the events, `mirror` keeps count of the blocks, `subscriber` listens to one
-//! life of an engine, and sessions with routers read `CacheLog`.
+//! life of an engine, and sessions with routers read `CacheLog`. `FileLog` has the blocks in files,
+//! which belong to all engines of the node.
 
+mod block_set;
 mod change_log;
+mod cursor;
 mod extra;
+mod file_log;
 pub(crate) mod kv_event;
 mod log;
 pub(crate) mod mirror;
@@ -12,8 +16,9 @@ mod subscriber;
 
 use std::path::PathBuf;
 
-pub(crate) use self::log::CacheLogWriter;
-pub(crate) use self::log::{CacheDelta, CacheLog, Cursor};
+pub(crate) use self::cursor::{CacheDelta, Cursor};
+pub(crate) use self::file_log::{FILE_TIER, FileLog};
+pub(crate) use self::log::{CacheLog, CacheLogWriter};
 pub(crate) use self::subscriber::{FollowFrom, follow};
 
 /// Memory in which an engine caches blocks.
@@ -67,8 +72,7 @@ pub struct CacheCounters {
     /// Blocks stored after a block that is not known.
     pub orphans: u64,
     pub malformed: u64,
-    /// Events about memory other than the GPU's and the host's, or about other cache groups than
-    /// the mirrored one.
+    /// Events about unknown media, or about other cache groups than the mirrored one.
     pub ignored: u64,
 }
 

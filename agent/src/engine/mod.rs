@@ -40,7 +40,7 @@ use self::state_machine::{AfterExit, EngineEvent, EngineState, LiveStage, MAX_BA
 use self::supervisor::Supervisor;
 use self::warm_starts::{StartOrigin, WarmStarts};
 use crate::bridge::AttachTarget;
-use crate::cache::{self, CacheLog};
+use crate::cache::{self, CacheLog, FileLog};
 use crate::crashes::CrashLog;
 use crate::gang::{Gang, MemberOutput, MemberView};
 use crate::gpu::{CpuBinding, GpuAvailability};
@@ -104,6 +104,8 @@ pub struct EngineSpec {
     pub start_order: Arc<StartOrder>,
     /// Folder of files with KV blocks that the engine shares with others of this host.
     pub(crate) file_pool: Option<PathBuf>,
+    /// Log of those files.
+    pub(crate) file_log: Option<Arc<FileLog>>,
     /// How the engine gets its model; `None` if it reads none.
     pub(crate) stage: Option<Arc<ModelStage>>,
     /// `None` if every start is plain.
@@ -154,6 +156,7 @@ impl EngineSpec {
             fallback: None,
             start_order: Arc::new(StartOrder::unordered()),
             file_pool: None,
+            file_log: None,
             stage: None,
             warm_starts: None,
             gang: None,
@@ -313,7 +316,7 @@ impl Engine {
             tracker.spawn(keep_members_output(output, log.clone()));
         }
         let (samples_out, samples) = watch::channel(None);
-        let cache = Arc::new(CacheLog::default());
+        let cache = Arc::new(CacheLog::new(spec.file_log.clone()));
         let crashes = Arc::new(CrashLog::default());
         let (control, control_requests, desired_adapters) = ControlTask::new(control::ControlConfig {
             index: spec.index,

@@ -56,6 +56,7 @@ pub(super) fn start_with(script: &str, change: impl FnOnce(&mut EngineSpec)) -> 
         fallback: None,
         start_order: Arc::new(StartOrder::unordered()),
         file_pool: None,
+        file_log: None,
         stage: None,
         warm_starts: None,
         gang: None,

@@ -1,13 +1,14 @@
 use std::os::unix::fs::{PermissionsExt, symlink};
 
 use super::*;
+use crate::cache::Cursor;
 
 fn file(age: u64, bytes: u64) -> PooledFile {
     PooledFile { used: SystemTime::UNIX_EPOCH + Duration::from_secs(1000 - age), bytes, path: format!("/{age}").into() }
 }
 
 fn open(folder: &Path, bytes: u64) -> io::Result<FilePool> {
-    FilePool::take(folder, bytes)
+    FilePool::take(folder, bytes, Arc::default())
 }
 
 /// Leaves like an agent that is killed.
@@ -17,11 +18,16 @@ fn kill(pool: FilePool) {
 
 #[test]
 fn the_oldest_files_are_removed_until_a_tenth_of_the_bound_is_free() {
-    let files = || vec![file(1, 30), file(9, 30), file(5, 30), file(7, 30)];
-    assert_eq!(excess(files(), 120), []);
-    assert_eq!(excess(files(), 110), [file(9, 30)]);
-    assert_eq!(excess(files(), 99), [file(9, 30), file(7, 30)], "90 bytes would be more than nine tenths");
-    assert_eq!(excess(files(), 0).len(), 4);
+    let excess = |most| {
+        let mut files = vec![file(1, 30), file(9, 30), file(5, 30), file(7, 30)];
+        let excess = split_off_excess(&mut files, most);
+        assert_eq!(files.len() + excess.len(), 4);
+        excess
+    };
+    assert_eq!(excess(120), []);
+    assert_eq!(excess(110), [file(9, 30)]);
+    assert_eq!(excess(99), [file(7, 30), file(9, 30)], "90 bytes would be more than nine tenths");
+    assert_eq!(excess(0).len(), 4);
 }
 
 #[test]
@@ -46,6 +52,30 @@ fn files_in_all_folders_count_and_links_are_not_followed() {
     assert_eq!(left, ["2.bin", "3.bin", "link"], "of 160 KiB, 80 may stay");
     pool.hold.remove_if_last();
     assert!(outside.exists() && !folder.exists());
+}
+
+#[test]
+fn blocks_of_files_that_are_gone_are_no_longer_reported() {
+    let parent = tempfile::tempdir().unwrap();
+    let pool = open(&parent.path().join("pool"), 100 << 10).unwrap();
+    let deep = pool.hold.folder.join("0.33.0/model_r0/abc/de_g0");
+    fs::create_dir_all(&deep).unwrap();
+    let path = |name: u64| deep.join(format!("{}{name:016x}.bin", "0123456789abcdef".repeat(3)));
+    for (name, bytes) in [(0xf00d, 40 << 10), (0xbeef, 40 << 10), (0xcafe, 1)] {
+        fs::write(path(name), vec![0; bytes]).unwrap();
+    }
+    pool.log.add(vec![vec![(1, 10), (0xf00d, 20)], vec![(3, 30), (0xbeef, 40)], vec![(5, 50), (0xcafe, 60)]]);
+    // One is removed by somebody else, and another one was never written.
+    pool.log.add(vec![vec![(7, 70)]]);
+    fs::remove_file(path(0xbeef)).unwrap();
+    pool.trim().unwrap();
+    let mut left = pool.log.read(&mut Cursor::default(), 100).unwrap().stored;
+    left.sort_unstable();
+    assert_eq!(left, [10, 20, 50, 60]);
+    fs::write(path(1), vec![0; 80 << 10]).unwrap();
+    pool.trim().unwrap();
+    let left = pool.log.read(&mut Cursor::default(), 100).unwrap().stored.len();
+    assert!(left < 4 && fs::read_dir(&deep).unwrap().count() <= 2, "what is over the bound goes, {left}");
 }
 
 #[test]

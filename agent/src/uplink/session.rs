@@ -190,7 +190,7 @@ pub(super) async fn attach(uplink: &Arc<Uplink>, address: SocketAddr, successor:
     }
     let heartbeat = (Duration::from_millis(u64::from(welcome.lease_ms)) / 3).max(MIN_HEARTBEAT);
     let logs = uplink.state.replicas().iter().map(|replica| replica.engine.cache().clone());
-    let transfers = TransferQueue::new(logs, welcome.cache_tiers);
+    let transfers = TransferQueue::new(logs, uplink.state.file_log(), welcome.cache_tiers);
     let turns = uplink.load_turns.attach(welcome.router_life, welcome.max_loads);
     let renewal = AbortOnDropHandle::new(tokio::spawn(uplink.access.clone().keep_renewed(channel, identity)));
     let orders = FuturesUnordered::new();

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use hostler_proto::agent::v1 as wire;
 use hostler_proto::agent::v1::attach_request::Message;
 
-use crate::cache::{CacheDelta, CacheLog, CacheTier, Cursor};
+use crate::cache::{CacheDelta, CacheLog, CacheTier, Cursor, FILE_TIER, FileLog};
 use crate::prompt_files::Bundle;
 
 /// Blocks in one message: 256 KiB of keys.
@@ -30,8 +30,8 @@ pub(super) struct TransferQueue {
 impl TransferQueue {
     /// Transfers for a router that knows nothing: all caches are due, whole. `tiers` is the highest
     /// tier that it knows; it would take another tier's blocks for the GPU's.
-    pub(super) fn new(logs: impl Iterator<Item = Arc<CacheLog>>, tiers: u32) -> Self {
-        Self { caches: CacheTransfers::new(logs, tiers), files: FileTransfers::default(), files_next: false }
+    pub(super) fn new(logs: impl Iterator<Item = Arc<CacheLog>>, files: Option<Arc<FileLog>>, tiers: u32) -> Self {
+        Self { caches: CacheTransfers::new(logs, files, tiers), files: FileTransfers::default(), files_next: false }
     }
 
     pub(super) fn is_due(&self) -> bool {
@@ -73,19 +73,19 @@ impl TransferQueue {
     }
 }
 
-/// Caches of all replicas, each tier of each in turn.
+/// Caches of all replicas, each tier of each in turn, and the files that they share.
 #[derive(Debug)]
 struct CacheTransfers {
     transfers: Vec<CacheTransfer>,
     next_transfer: usize,
 }
 
-/// Progress of the router with one tier of one replica's cache.
+/// Progress of the router with one tier of one replica's cache, or with the node's files.
 #[derive(Debug)]
 struct CacheTransfer {
-    /// The replica's number on the node.
+    /// The replica's number on the node; 0 for the node's files.
     index: u32,
-    log: Arc<CacheLog>,
+    source: CacheSource,
     cursor: Cursor,
     /// There may be new changes to read.
     is_due: bool,
@@ -93,14 +93,35 @@ struct CacheTransfer {
     deferred: Option<CacheDelta>,
 }
 
+#[derive(Debug)]
+enum CacheSource {
+    Engine(Arc<CacheLog>, CacheTier),
+    Files(Arc<FileLog>),
+}
+
+impl CacheSource {
+    fn tier(&self) -> u32 {
+        match self {
+            Self::Engine(_, tier) => tier.number(),
+            Self::Files(_) => FILE_TIER,
+        }
+    }
+
+    fn read(&self, cursor: &mut Cursor) -> Option<CacheDelta> {
+        match self {
+            Self::Engine(log, tier) => log.read(*tier, cursor, MAX_BLOCKS_PER_MESSAGE),
+            Self::Files(log) => log.read(cursor, MAX_BLOCKS_PER_MESSAGE),
+        }
+    }
+}
+
 impl CacheTransfers {
-    fn new(logs: impl Iterator<Item = Arc<CacheLog>>, tiers: u32) -> Self {
-        let known = CacheTier::ALL.into_iter().filter(move |tier| tier.number() <= tiers);
-        let of_log = |(index, log): (u32, Arc<CacheLog>)| {
-            let transfer = move |tier| CacheTransfer { index, log: log.clone(), cursor: Cursor::of(tier), is_due: true, deferred: None };
-            known.clone().map(transfer)
-        };
-        Self { transfers: (0..).zip(logs).flat_map(of_log).collect(), next_transfer: 0 }
+    fn new(logs: impl Iterator<Item = Arc<CacheLog>>, files: Option<Arc<FileLog>>, tiers: u32) -> Self {
+        let of_log = |(index, log): (u32, Arc<CacheLog>)| CacheTier::ALL.map(|tier| (index, CacheSource::Engine(log.clone(), tier)));
+        let sources = (0..).zip(logs).flat_map(of_log).chain(files.map(|log| (0, CacheSource::Files(log))));
+        let known = sources.filter(|(_, source)| source.tier() <= tiers);
+        let transfer = |(index, source)| CacheTransfer { index, source, cursor: Cursor::default(), is_due: true, deferred: None };
+        Self { transfers: known.map(transfer).collect(), next_transfer: 0 }
     }
 
     fn are_due(&self) -> bool {
@@ -116,7 +137,7 @@ impl CacheTransfers {
             let cache = &mut self.transfers[at];
             let delta = cache.next(reported_epoch(cache.index as usize));
             // The parts of one report leave together.
-            let report = delta.map(|delta| cache_report(cache.index, cache.cursor.tier(), delta));
+            let report = delta.map(|delta| cache_report(cache.index, cache.source.tier(), delta));
             if !cache.is_due {
                 self.next_transfer = (at + 1) % self.transfers.len();
             }
@@ -131,11 +152,15 @@ impl CacheTransfers {
 impl CacheTransfer {
     fn next(&mut self, reported_epoch: u64) -> Option<CacheDelta> {
         while self.is_due {
-            let Some(delta) = self.deferred.take().or_else(|| self.log.read(&mut self.cursor, MAX_BLOCKS_PER_MESSAGE)) else {
+            let Some(delta) = self.deferred.take().or_else(|| self.source.read(&mut self.cursor)) else {
                 self.is_due = false;
                 break;
             };
-            match delta.epoch.cmp(&reported_epoch) {
+            let order = match self.source {
+                CacheSource::Engine(..) => delta.epoch.cmp(&reported_epoch),
+                CacheSource::Files(_) => Ordering::Equal,
+            };
+            match order {
                 // The router has forgotten that life.
                 Ordering::Less => {}
                 Ordering::Equal => {
@@ -150,9 +175,9 @@ impl CacheTransfer {
     }
 }
 
-fn cache_report(index: u32, tier: CacheTier, delta: CacheDelta) -> wire::CacheReport {
+fn cache_report(index: u32, tier: u32, delta: CacheDelta) -> wire::CacheReport {
     let CacheDelta { epoch, is_snapshot: snapshot, is_partial: partial, stored, removed, count, xor } = delta;
-    wire::CacheReport { index, epoch, snapshot, partial, stored, removed, count, digest: xor, tier: tier.number() }
+    wire::CacheReport { index, epoch, snapshot, partial, stored, removed, count, digest: xor, tier }
 }
 
 /// Bundles being sent, each once: at most as many as this node has.

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use hostler_placement::affinity::{CacheIndex, KeySetDigest, ReplicaSlot};
+use hostler_placement::block_keys::BlockKey;
 use proptest::prelude::*;
 
 use super::*;
@@ -22,7 +23,7 @@ struct Reader {
 impl Reader {
     /// Reads once and applies the delta, which must fit the blocks held so far.
     fn read(&mut self, log: &CacheLog, most: usize) -> bool {
-        let Some(delta) = log.read(&mut self.cursor, most) else {
+        let Some(delta) = log.read(CacheTier::Gpu, &mut self.cursor, most) else {
             assert!(!self.waits, "a partial delta has a rest");
             return false;
         };
@@ -54,7 +55,7 @@ impl Reader {
 }
 
 fn truth(log: &CacheLog) -> BTreeSet<BlockKey> {
-    log.inner.lock().mirror.keys(CacheTier::Gpu).collect()
+    log.inner.lock().mirror.blocks(CacheTier::Gpu).keys().collect()
 }
 
 fn begun() -> (Arc<CacheLog>, CacheLogWriter) {
@@ -66,7 +67,7 @@ fn begun() -> (Arc<CacheLog>, CacheLogWriter) {
 #[test]
 fn the_log_is_empty_before_the_first_life() {
     let log = CacheLog::default();
-    assert_eq!(log.read(&mut Cursor::default(), 10), None);
+    assert_eq!(log.read(CacheTier::Gpu, &mut Cursor::default(), 10), None);
     let watch = log.watch().borrow().clone();
     assert_eq!((watch.epoch, watch.exact, watch.reason.as_str()), (0, false, NOT_READY));
 }
@@ -116,11 +117,11 @@ fn a_reader_behind_by_more_changes_than_there_are_blocks_gets_a_snapshot() {
     let stored = [stored(Some(1), &blocks)];
     writer.apply(&stored);
     assert!(blocks.len() > MIN_KEPT_CHANGES);
-    let delta = log.read(&mut reader.cursor, usize::MAX).unwrap();
+    let delta = log.read(CacheTier::Gpu, &mut reader.cursor, usize::MAX).unwrap();
     assert_eq!((delta.is_snapshot, delta.stored.len()), (false, blocks.len()));
     let removed: Vec<KvEvent> = blocks.iter().map(|block| removed(*block)).collect();
     [&removed[..], &stored, &removed].into_iter().for_each(|events| writer.apply(events));
-    let delta = log.read(&mut reader.cursor, usize::MAX).unwrap();
+    let delta = log.read(CacheTier::Gpu, &mut reader.cursor, usize::MAX).unwrap();
     assert_eq!((delta.is_snapshot, delta.is_partial, delta.stored.len()), (true, false, 1));
     assert_eq!(log.inner.lock().gpu.len(), MIN_KEPT_CHANGES);
 }
@@ -130,13 +131,13 @@ fn blocks_stored_and_removed_between_two_readings_are_not_reported() {
     let (log, writer) = begun();
     let mut cursor = Cursor::default();
     writer.apply(&[stored(None, &[1])]);
-    assert!(log.read(&mut cursor, 10).unwrap().is_snapshot);
+    assert!(log.read(CacheTier::Gpu, &mut cursor, 10).unwrap().is_snapshot);
     writer.apply(&[stored(None, &[2]), removed(2), removed(1), stored(None, &[1]), stored(None, &[3])]);
-    let delta = log.read(&mut cursor, 10).unwrap();
+    let delta = log.read(CacheTier::Gpu, &mut cursor, 10).unwrap();
     assert_eq!((delta.stored.len(), delta.removed.len(), delta.count), (1, 0, 2));
-    assert_eq!(log.read(&mut cursor, 10), None);
+    assert_eq!(log.read(CacheTier::Gpu, &mut cursor, 10), None);
     cursor.reset();
-    assert_eq!(log.read(&mut cursor, 10).unwrap().stored.len(), 2);
+    assert_eq!(log.read(CacheTier::Gpu, &mut cursor, 10).unwrap().stored.len(), 2);
 }
 
 #[derive(Debug, Clone)]
@@ -216,6 +217,7 @@ fn media_step() -> impl Strategy<Value = MediaStep> {
 
 /// A router's slot of one tier.
 struct IndexedTier {
+    tier: CacheTier,
     cursor: Cursor,
     slot: ReplicaSlot,
 }
@@ -223,7 +225,7 @@ struct IndexedTier {
 impl IndexedTier {
     /// Applies what the log has next, as a router does; `false` if there is nothing.
     fn read(&mut self, log: &CacheLog, index: &CacheIndex, most: usize) -> bool {
-        let Some(delta) = log.read(&mut self.cursor, most) else { return false };
+        let Some(delta) = log.read(self.tier, &mut self.cursor, most) else { return false };
         if delta.is_snapshot {
             index.close(self.slot);
             self.slot = index.open();
@@ -240,7 +242,7 @@ proptest! {
     #[test]
     fn mirror_and_index_agree_by_digest_after_any_events_of_all_media(steps in prop::collection::vec(media_step(), 0..150)) {
         let ((log, writer), index) = (begun(), CacheIndex::new());
-        let mut tiers = CacheTier::ALL.map(|tier| IndexedTier { cursor: Cursor::of(tier), slot: index.open() });
+        let mut tiers = CacheTier::ALL.map(|tier| IndexedTier { tier, cursor: Cursor::default(), slot: index.open() });
         for step in steps {
             match step {
                 // Repeated blocks, blocks without their parents, and removals of what is not there.
@@ -258,7 +260,7 @@ proptest! {
         }
         for tier in &mut tiers {
             while tier.read(&log, &index, 3) {}
-            let (ours, theirs) = (log.inner.lock().mirror.digest(tier.cursor.tier()), index.digest(tier.slot));
+            let (ours, theirs) = (log.inner.lock().mirror.blocks(tier.tier).digest(), index.digest(tier.slot));
             prop_assert_eq!((ours.count, ours.xor), (theirs.count, theirs.xor));
         }
     }

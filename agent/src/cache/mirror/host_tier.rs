@@ -10,8 +10,8 @@ use std::collections::VecDeque;
 use hostler_placement::block_keys::{BlockKey, KeyChain};
 use rustc_hash::FxHashMap;
 
-use super::block_set::BlockSet;
 use super::{Change, Effects, seed_chain};
+use crate::cache::block_set::BlockSet;
 use crate::cache::kv_event::{BlocksRemoved, BlocksStored};
 
 /// Blocks remembered after they have left the GPU, about 40 bytes each.
@@ -76,17 +76,10 @@ impl HostTier {
     /// their border belongs to two.
     pub(super) fn store(&mut self, stored: &BlocksStored, gpu: &BlockSet, block_size: u32, effects: &mut Effects) {
         self.has_reported = true;
-        let size = usize::try_from(block_size).unwrap_or(usize::MAX);
-        if is_described(stored) {
-            if block_size == 0 || stored.block_size != block_size {
-                effects.ignored += 1;
-                return;
-            }
-            if stored.tokens.len() / size != stored.hashes.len() {
-                effects.malformed += 1;
-                return;
-            }
+        if is_described(stored) && !has_valid_tokens(stored, block_size, effects) {
+            return;
         }
+        let size = usize::try_from(block_size).unwrap_or(usize::MAX);
         if self.is_early(stored, gpu) {
             self.early.entry(stored.parent.unwrap_or_default()).or_default().push(stored.clone());
             return;
@@ -114,6 +107,20 @@ impl HostTier {
         effects.host_changes.extend(gone.map(|gone| Change::Removed(gone.key)));
     }
 
+    /// Notes a file, which the engine has written from its copies. A hash alone is its last block's
+    /// and says nothing about the others.
+    pub(super) fn note_file(&self, stored: &BlocksStored, gpu: &BlockSet, block_size: u32, effects: &mut Effects) {
+        if is_described(stored) && !has_valid_tokens(stored, block_size, effects) {
+            return;
+        }
+        let size = usize::try_from(block_size).unwrap_or(usize::MAX);
+        let keys = if is_described(stored) { self.keys_of(stored, gpu, size).into_iter().collect() } else { None };
+        match keys {
+            Some::<Vec<BlockKey>>(keys) => effects.files.push(stored.hashes.iter().copied().zip(keys).collect()),
+            None => effects.orphans += stored.hashes.len() as u64,
+        }
+    }
+
     /// Whether a parent that comes later in the batch would give the event's blocks their keys.
     fn is_early(&self, stored: &BlocksStored, gpu: &BlockSet) -> bool {
         let needs_chain = || stored.hashes.first().is_some_and(|first| self.known_key(*first, gpu).is_none());
@@ -122,19 +129,26 @@ impl HostTier {
     }
 
     fn store_blocks(&mut self, stored: &BlocksStored, gpu: &BlockSet, size: usize, effects: &mut Effects) {
-        let mut tokens = stored.tokens.chunks_exact(size.max(1));
-        let mut chain = self.first_chain(stored, gpu);
-        for hash in &stored.hashes {
-            let tokens = tokens.next();
-            let Some(key) = self.known_key(*hash, gpu).or_else(|| Some(chain.as_mut()?.push(tokens?))) else {
-                effects.orphans += 1;
-                continue;
-            };
-            chain = (!self.unseen_extras.others).then(|| KeyChain::resume(key));
-            if self.blocks.store(*hash, key, true) {
-                effects.host_changes.push(Change::Stored(key));
+        for (hash, key) in stored.hashes.iter().zip(self.keys_of(stored, gpu, size)) {
+            match key {
+                Some(key) if self.blocks.store(*hash, key, true) => effects.host_changes.push(Change::Stored(key)),
+                Some(_) => {}
+                None => effects.orphans += 1,
             }
         }
+    }
+
+    /// Keys of an event's blocks, `None` of those that are not known and cannot be worked out.
+    fn keys_of(&self, stored: &BlocksStored, gpu: &BlockSet, size: usize) -> Vec<Option<BlockKey>> {
+        let mut tokens = stored.tokens.chunks_exact(size.max(1));
+        let mut chain = self.first_chain(stored, gpu);
+        let key = |hash: &u64| {
+            let tokens = tokens.next();
+            let key = self.known_key(*hash, gpu).or_else(|| Some(chain.as_mut()?.push(tokens?)))?;
+            chain = (!self.unseen_extras.others).then(|| KeyChain::resume(key));
+            Some(key)
+        };
+        stored.hashes.iter().map(key).collect()
     }
 
     fn known_key(&self, hash: u64, gpu: &BlockSet) -> Option<BlockKey> {
@@ -158,6 +172,18 @@ impl HostTier {
 /// Whether the event has the tokens of its blocks.
 fn is_described(stored: &BlocksStored) -> bool {
     !stored.tokens.is_empty()
+}
+
+/// Whether each block of the event has its tokens.
+fn has_valid_tokens(stored: &BlocksStored, block_size: u32, effects: &mut Effects) -> bool {
+    if block_size == 0 || stored.block_size != block_size {
+        effects.ignored += 1;
+        return false;
+    }
+    let blocks = stored.tokens.len() as u64 / u64::from(block_size);
+    let is_valid = blocks == stored.hashes.len() as u64;
+    effects.malformed += u64::from(!is_valid);
+    is_valid
 }
 
 /// The latest blocks that have left the GPU. An older entry of a hash that left twice goes with its

@@ -7,6 +7,7 @@ use hostler_placement::block_keys::token_keys;
 use proptest::prelude::*;
 
 use super::*;
+use crate::cache::block_set::CacheDigest;
 use crate::cache::kv_event;
 use crate::cache::tests::{frames, removed, stored};
 
@@ -25,7 +26,7 @@ fn applied(events: &[KvEvent]) -> (BlockMirror, Effects) {
 }
 
 fn keys(mirror: &BlockMirror) -> BTreeSet<BlockKey> {
-    mirror.keys(CacheTier::Gpu).collect()
+    mirror.blocks(CacheTier::Gpu).keys().collect()
 }
 
 fn digest_of(keys: &BTreeSet<BlockKey>) -> CacheDigest {
@@ -63,7 +64,7 @@ fn recorded_events_become_the_keys_that_a_router_computes() {
     assert!(keys.contains(&token_keys(KeyChain::new("", ""), &continued, 128)[2]));
     assert_eq!((effects.orphans, effects.ignored, effects.malformed), (0, 0, 0));
     assert_eq!((mirror.block_size(), mirror.has_holes()), (128, false));
-    assert_eq!(mirror.digest(CacheTier::Gpu), digest_of(&keys));
+    assert_eq!(mirror.blocks(CacheTier::Gpu).digest(), digest_of(&keys));
 }
 
 #[test]
@@ -85,9 +86,9 @@ fn a_recording_with_evictions_adapters_and_resets_is_mirrored_throughout() {
 #[test]
 fn a_block_stored_twice_stays_until_both_copies_are_removed() {
     let (mut mirror, mut effects) = applied(&[stored(None, &[1, 2]), stored(Some(1), &[2]), removed(2)]);
-    assert_eq!(mirror.digest(CacheTier::Gpu).count, 2);
+    assert_eq!(mirror.blocks(CacheTier::Gpu).digest().count, 2);
     mirror.apply(&removed(2), &mut effects);
-    assert_eq!(mirror.digest(CacheTier::Gpu).count, 1);
+    assert_eq!(mirror.blocks(CacheTier::Gpu).digest().count, 1);
     assert_eq!(effects.changes.len(), 3);
 }
 
@@ -107,9 +108,9 @@ fn two_hashes_of_equal_content_are_one_block() {
         KvEvent::Stored(event)
     };
     let (mut mirror, mut effects) = applied(&[again(1), again(2), removed(1)]);
-    assert_eq!(mirror.digest(CacheTier::Gpu).count, 1);
+    assert_eq!(mirror.blocks(CacheTier::Gpu).digest().count, 1);
     mirror.apply(&removed(2), &mut effects);
-    assert_eq!(mirror.digest(CacheTier::Gpu), CacheDigest::default());
+    assert_eq!(mirror.blocks(CacheTier::Gpu).digest(), CacheDigest::default());
 }
 
 fn with(event: KvEvent, change: impl FnOnce(&mut BlocksStored)) -> KvEvent {
@@ -173,20 +174,20 @@ fn the_full_attention_group_is_mirrored_among_several() {
     let state = || in_group(stored(None, &[4]), 2, "mamba");
     for order in [[full(), window(), state()], [window(), full(), state()], [state(), window(), full()]] {
         let (mut mirror, mut effects) = applied(&order);
-        assert_eq!((mirror.digest(CacheTier::Gpu).count, mirror.has_holes()), (2, false), "{order:?}");
+        assert_eq!((mirror.blocks(CacheTier::Gpu).digest().count, mirror.has_holes()), (2, false), "{order:?}");
         let of_window = KvEvent::Removed(BlocksRemoved { hashes: vec![1], medium: None, group: Some(0) });
         mirror.apply(&of_window, &mut effects);
-        assert_eq!(mirror.digest(CacheTier::Gpu).count, 2);
+        assert_eq!(mirror.blocks(CacheTier::Gpu).digest().count, 2);
         assert_eq!(followed(&effects.changes), keys(&mirror));
     }
     let (mirror, _) = applied(&[in_group(stored(None, &[1]), 0, "mla_attention")]);
-    assert_eq!(mirror.digest(CacheTier::Gpu).count, 1);
+    assert_eq!(mirror.blocks(CacheTier::Gpu).digest().count, 1);
 }
 
 #[test]
 fn a_model_with_only_sliding_windows_may_have_holes() {
     let (mirror, effects) = applied(&[in_group(stored(None, &[1, 2]), 0, "sliding_window"), removed(1)]);
-    assert_eq!((mirror.digest(CacheTier::Gpu).count, mirror.has_holes()), (1, true));
+    assert_eq!((mirror.blocks(CacheTier::Gpu).digest().count, mirror.has_holes()), (1, true));
     assert_eq!(effects.ignored, 0);
 }
 
@@ -194,8 +195,8 @@ fn a_model_with_only_sliding_windows_may_have_holes() {
 fn blocks_in_other_memory_than_the_gpus_and_the_hosts_are_ignored() {
     let on = |medium: &str| with(stored(None, &[1]), |event| event.medium = Some(medium.to_owned()));
     let off = |medium: &str| KvEvent::Removed(BlocksRemoved { hashes: vec![1], medium: Some(medium.to_owned()), group: None });
-    let (mirror, effects) = applied(&[on("STORAGE"), on("DISK"), on("GPU"), off("CPU"), off("STORAGE")]);
-    assert_eq!((mirror.digest(CacheTier::Gpu).count, effects.ignored), (1, 3));
+    let (mirror, effects) = applied(&[on("REMOTE"), on("DISK"), on("GPU"), off("CPU"), off("STORAGE")]);
+    assert_eq!((mirror.blocks(CacheTier::Gpu).digest().count, effects.ignored), (1, 3));
 }
 
 #[test]
@@ -205,10 +206,10 @@ fn a_contradictory_event_changes_nothing() {
         with(stored(None, &[1]), |event| event.block_size = 0),
         with(stored(None, &[1]), |event| event.tokens.extend([1, 1])),
     ]);
-    assert_eq!((mirror.digest(CacheTier::Gpu).count, effects.malformed, effects.ignored), (0, 2, 1));
+    assert_eq!((mirror.blocks(CacheTier::Gpu).digest().count, effects.malformed, effects.ignored), (0, 2, 1));
     // Tokens after the last whole block belong to no block.
     let (mirror, _) = applied(&[with(stored(None, &[1]), |event| event.tokens.push(9))]);
-    assert_eq!(mirror.digest(CacheTier::Gpu).count, 1);
+    assert_eq!(mirror.blocks(CacheTier::Gpu).digest().count, 1);
 }
 
 #[test]
@@ -216,7 +217,7 @@ fn blocks_reported_again_are_removed_with_their_one_copy() {
     // `kv_cache_report_mode` makes an engine report the cached blocks of a prompt again, from the
     // first one on.
     let (mirror, _) = applied(&[stored(None, &[1, 2, 3]), stored(None, &[1, 2, 3]), removed(3), removed(2), removed(1)]);
-    assert_eq!(mirror.digest(CacheTier::Gpu), CacheDigest::default());
+    assert_eq!(mirror.blocks(CacheTier::Gpu).digest(), CacheDigest::default());
 }
 
 #[test]
@@ -226,7 +227,7 @@ fn a_partial_orphan_block_does_not_decide_the_block_size() {
         event.tokens.truncate(1);
     });
     let (mirror, effects) = applied(&[odd, stored(None, &[1, 2])]);
-    assert_eq!((mirror.digest(CacheTier::Gpu).count, effects.orphans, effects.ignored), (2, 1, 0));
+    assert_eq!((mirror.blocks(CacheTier::Gpu).digest().count, effects.orphans, effects.ignored), (2, 1, 0));
 }
 
 #[test]
@@ -287,7 +288,7 @@ proptest! {
             }
             let expected: BTreeSet<BlockKey> = copies.keys().map(|&block| key_of(block)).collect();
             prop_assert_eq!(keys(&mirror), expected.clone());
-            prop_assert_eq!(mirror.digest(CacheTier::Gpu), digest_of(&expected));
+            prop_assert_eq!(mirror.blocks(CacheTier::Gpu).digest(), digest_of(&expected));
         }
         prop_assert_eq!(followed(&effects.changes), keys(&mirror));
     }

@@ -12,7 +12,7 @@ use zeromq::{PubSocket, RouterSocket};
 
 use super::*;
 use crate::cache::tests::batch;
-use crate::cache::{CacheCounters, CacheLog, CacheStatus, Cursor};
+use crate::cache::{CacheCounters, CacheLog, CacheStatus, CacheTier, Cursor};
 
 #[derive(Clone, Copy)]
 enum Framing {
@@ -118,7 +118,7 @@ async fn changes(log: &CacheLog) {
 }
 
 fn blocks(log: &CacheLog) -> Vec<BlockKey> {
-    let mut blocks = log.read(&mut Cursor::default(), usize::MAX).unwrap().stored;
+    let mut blocks = log.read(CacheTier::Gpu, &mut Cursor::default(), usize::MAX).unwrap().stored;
     blocks.sort_unstable();
     blocks
 }

@@ -232,6 +232,7 @@ fn spec(directory: &tempfile::TempDir) -> EngineSpec {
         fallback: None,
         start_order: Arc::new(StartOrder::unordered()),
         file_pool: None,
+        file_log: None,
         stage: None,
         warm_starts: None,
         gang: None,

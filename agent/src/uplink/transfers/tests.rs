@@ -24,7 +24,7 @@ fn store(writer: &CacheLogWriter, salt: u32, blocks: u32) {
 }
 
 fn caches(logs: &[&Arc<CacheLog>]) -> CacheTransfers {
-    CacheTransfers::new(logs.iter().map(|&log| log.clone()), 1)
+    CacheTransfers::new(logs.iter().map(|&log| log.clone()), None, 1)
 }
 
 /// Everything that is due.
@@ -91,7 +91,7 @@ fn a_life_over_for_the_router_is_no_longer_reported() {
 
 #[test]
 fn a_router_out_of_sync_gets_that_one_cache_whole() {
-    let mut bulk = TransferQueue::new([log(1, 10).0, log(1, 20).0].into_iter(), 1);
+    let mut bulk = TransferQueue::new([log(1, 10).0, log(1, 20).0].into_iter(), None, 1);
     drain(&mut bulk.caches, |_| 1);
     bulk.resync(&[1]);
     let whole = |parts: Vec<wire::CacheReport>| parts.iter().map(|part| (part.index, part.snapshot, part.count)).collect::<Vec<_>>();
@@ -126,7 +126,7 @@ fn a_bundle_is_sent_in_parts_and_restarts_on_request() {
 
 #[test]
 fn a_large_cache_and_a_large_file_are_sent_interleaved() {
-    let mut bulk = TransferQueue::new(std::iter::once(log(1, 100_000).0), 1);
+    let mut bulk = TransferQueue::new(std::iter::once(log(1, 100_000).0), None, 1);
     bulk.send_files(bundle(600_000));
     let kinds: Vec<bool> = std::iter::from_fn(|| bulk.next(|_| 1)).map(|message| matches!(message, Message::File(_))).collect();
     assert_eq!(kinds, [true, false, true, false, true, false, false]);
@@ -161,6 +161,31 @@ fn each_tier_is_reported_as_a_set_of_its_own_once_the_engine_has_shown_it() {
 fn a_router_that_knows_no_host_tier_gets_no_report_of_it() {
     let (log, writer) = log(1, 10);
     copy(&writer, 4);
-    let mut caches = CacheTransfers::new(std::iter::once(log), 0);
+    let mut caches = CacheTransfers::new(std::iter::once(log), None, 0);
     assert_eq!(drain(&mut caches, |_| 1).iter().map(|part| (part.tier, part.count)).collect::<Vec<_>>(), [(0, 10)]);
+}
+
+/// A log whose engine has written the blocks that [`store`] stored first to a file.
+fn written(epoch: u64, blocks: u32) -> (Arc<CacheLog>, Arc<FileLog>) {
+    let files = Arc::<FileLog>::default();
+    let log = Arc::new(CacheLog::new(Some(files.clone())));
+    let writer = log.begin_life(epoch);
+    store(&writer, 0, blocks);
+    let (hashes, tokens) = ((0..u64::from(blocks)).collect(), (0..blocks).collect());
+    let file = BlocksStored { hashes, tokens, block_size: 1, medium: Some("STORAGE".to_owned()), ..BlocksStored::default() };
+    writer.apply(&[KvEvent::Stored(Box::new(file))]);
+    (log, files)
+}
+
+#[test]
+fn files_are_the_nodes_and_outlive_the_engine_that_wrote_them() {
+    let (log, files) = written(1, 4);
+    let mut caches = CacheTransfers::new(std::iter::once(log.clone()), Some(files.clone()), 2);
+    let tiers = |parts: Vec<wire::CacheReport>| parts.iter().map(|part| (part.tier, part.epoch, part.count)).collect::<Vec<_>>();
+    assert_eq!(tiers(drain(&mut caches, |_| 1)), [(0, 1, 4), (2, 0, 4)]);
+    log.begin_life(2);
+    mark(&mut caches);
+    assert_eq!(tiers(drain(&mut caches, |_| 2)), [(0, 2, 0)], "the files are as they were");
+    caches = CacheTransfers::new(std::iter::once(log), Some(files), 1);
+    assert_eq!(tiers(drain(&mut caches, |_| 2)), [(0, 2, 0)], "the router does not know files");
 }

@@ -7,8 +7,9 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::cache::CacheTier;
+use crate::cache::block_set::CacheDigest;
 use crate::cache::kv_event::{self, ExtraKey, KvEvent};
-use crate::cache::mirror::{BlockMirror, CacheDigest};
+use crate::cache::mirror::BlockMirror;
 use crate::cache::tests::{frames, removed, stored};
 
 fn applied(events: &[KvEvent]) -> (BlockMirror, Effects) {
@@ -41,11 +42,11 @@ fn with_extra(event: KvEvent, extra: &str) -> KvEvent {
 }
 
 fn keys(mirror: &BlockMirror, tier: CacheTier) -> BTreeSet<BlockKey> {
-    mirror.keys(tier).collect()
+    mirror.blocks(tier).keys().collect()
 }
 
 fn count(mirror: &BlockMirror) -> u64 {
-    mirror.digest(CacheTier::Host).count
+    mirror.blocks(CacheTier::Host).digest().count
 }
 
 #[test]
@@ -67,10 +68,11 @@ fn recorded_host_copies_have_the_keys_of_the_gpus_blocks_whatever_their_order() 
     assert_eq!(seen[2], [BTreeSet::new(), prompt.clone()]);
     // A prompt that only another tier had comes back in chunks whose parents follow them.
     assert_eq!(seen[3][1].len(), prompt.len() + 48);
-    assert_eq!(effects.orphans, 0);
-    // The first prompt's first chunk is dropped, and the tier of files is not followed.
+    // Two files have blocks that the cut recording lacks.
+    assert_eq!((effects.orphans, effects.files.len()), (32, 0));
+    // The first prompt's first chunk is dropped.
     assert_eq!(seen[4][1].len(), prompt.len() + 32);
-    assert_eq!((effects.ignored, effects.malformed), (2, 0));
+    assert_eq!((effects.ignored, effects.malformed), (0, 0));
 }
 
 #[test]
@@ -114,7 +116,22 @@ fn a_block_of_two_chunks_stays_until_both_are_dropped() {
     mirror.apply(&drop(&[1, 2, 99]), &mut effects);
     assert_eq!(count(&mirror), 2);
     mirror.apply(&drop(&[2, 3]), &mut effects);
-    assert_eq!(mirror.digest(CacheTier::Host), CacheDigest::default());
+    assert_eq!(mirror.blocks(CacheTier::Host).digest(), CacheDigest::default());
+}
+
+#[test]
+fn a_file_counts_only_if_all_its_blocks_are_known() {
+    let written = |event| applied(&[stored(None, &[1, 2]), on_storage(event)]).1;
+    let hashes =
+        |effects: &Effects| effects.files.iter().map(|file| file.iter().map(|(hash, _)| *hash).collect()).collect::<Vec<Vec<u64>>>();
+    assert_eq!(hashes(&written(stored(Some(1), &[2, 3]))), [[2, 3]], "block 3 continues block 2");
+    for unknown in [stored(Some(9), &[3, 4]), undescribed(2)] {
+        let effects = written(unknown);
+        assert!(effects.files.is_empty() && effects.orphans > 0, "{effects:?}");
+    }
+    let image = with_extra(stored(Some(1), &[2]), "image");
+    let (_, effects) = applied(&[stored(None, &[1]), image, on_storage(stored(Some(1), &[2, 3]))]);
+    assert!(effects.files.is_empty(), "block 3 may be another image's");
 }
 
 #[test]
@@ -232,7 +249,7 @@ proptest! {
             let expected: BTreeSet<BlockKey> = copies.keys().map(|&block| key_of(block)).collect();
             let xor = expected.iter().fold(0, |xor, key| xor ^ key);
             prop_assert_eq!(keys(&mirror, CacheTier::Host), expected.clone());
-            prop_assert_eq!(mirror.digest(CacheTier::Host), CacheDigest { count: expected.len() as u64, xor });
+            prop_assert_eq!(mirror.blocks(CacheTier::Host).digest(), CacheDigest { count: expected.len() as u64, xor });
             prop_assert_eq!(keys(&mirror, CacheTier::Gpu), keys(&gpu_alone, CacheTier::Gpu));
         }
         let mut followed = BTreeSet::new();

@@ -5,7 +5,12 @@ use std::collections::hash_map::Entry;
 use hostler_placement::block_keys::BlockKey;
 use rustc_hash::FxHashMap;
 
-use super::CacheDigest;
+/// Number of keys, and their XOR.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct CacheDigest {
+    pub count: u64,
+    pub xor: u64,
+}
 
 /// Counted set of blocks.
 #[derive(Debug, Default)]
