@@ -182,11 +182,13 @@ fn costs(order: &[(usize, &Scored)], is_chosen: impl Fn(usize) -> bool) -> Vec<S
     table(sides, &rows)
 }
 
-/// Matched tokens, and those among them that are in the host's memory.
+/// Matched tokens, and those among them that are in the host's memory and in files.
 fn matched_words(scored: &Scored) -> String {
-    match scored.loaded {
-        0 => scored.matched.to_string(),
-        loaded => format!("{} ({loaded} on host)", scored.matched),
+    match (scored.loaded - scored.read.min(scored.loaded), scored.read) {
+        (0, 0) => scored.matched.to_string(),
+        (host, 0) => format!("{} ({host} on host)", scored.matched),
+        (0, files) => format!("{} ({files} in files)", scored.matched),
+        (host, files) => format!("{} ({host} on host, {files} in files)", scored.matched),
     }
 }
 

@@ -145,13 +145,13 @@ pub(crate) fn run_words(job: &Job) -> String {
     if job.run > 1 { format!("{} run {}", job.id, job.run) } else { job.id.clone() }
 }
 
-/// Blocks that are known to be cached, on the GPU and in the host's memory.
+/// Blocks that are known to be cached: on the GPU, in the host's memory and in files.
 fn cache_cell(cache: &Cache) -> String {
-    match (cache.exact, cache.host_blocks) {
-        (false, _) => "text".into(),
-        (true, 0) => format!("exact {}", cache.blocks),
-        (true, host) => format!("exact {} + {host} on host", cache.blocks),
+    if !cache.exact {
+        return "text".into();
     }
+    let of = |blocks: u64, place: &str| if blocks > 0 { format!(" + {blocks} {place}") } else { String::new() };
+    format!("exact {}{}{}", cache.blocks, of(cache.host_blocks, "on host"), of(cache.file_blocks, "in files"))
 }
 
 /// Remark for facts that no column shows.

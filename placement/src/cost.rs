@@ -8,7 +8,7 @@ mod decision;
 
 use std::cmp::{Ordering, Reverse};
 
-pub use self::decision::{Candidate, ChoiceReason, Conditions, Decision, PricingInput, Scored, Terms};
+pub use self::decision::{Candidate, ChoiceReason, Conditions, Decision, LowerTiers, PricingInput, Scored, Terms};
 use crate::offered_work::MAX_UTILISATION;
 use crate::rates::{MAX_SLOWNESS, MIN_SLOWNESS, Rates};
 
@@ -94,22 +94,6 @@ const FINISH_MARGIN_SECONDS: f64 = 1.0;
 
 /// Above this share of the KV cache, the next sequence probably preempts a running one.
 const FULL_KV_USE: f64 = 0.97;
-
-/// Bytes that a GPU reads from its host's memory in a second: 34 to 37 GB/s were seen on an H100
-/// over PCIe 5, in transfers of the engine's own size.
-const HOST_BYTES_PER_SECOND: f64 = 30e9;
-
-/// Bytes of a token's keys and values if they are not known: 32 layers, eight heads of 128, 16
-/// bits.
-const DEFAULT_TOKEN_BYTES: u64 = 128 << 10;
-
-/// Seconds to load one token of so many bytes on each GPU from the host's memory; 0 bytes are
-/// unknown. Every GPU has its own link.
-#[must_use]
-pub fn load_seconds_per_token(bytes: u64) -> f64 {
-    let bytes = if bytes == 0 { DEFAULT_TOKEN_BYTES } else { bytes };
-    bytes as f64 / HOST_BYTES_PER_SECOND
-}
 
 /// Chooses the cheapest replica that is not doubtful and is expected to finish even a long answer
 /// before it leaves, with the reasons.
@@ -303,7 +287,7 @@ impl<'a> CostModel<'a> {
         }
     }
 
-    /// Adds what loading from the hosts' memory takes, and returns the lowest cost with the time to
+    /// Adds what loading from the tiers behind the GPUs' memory takes, and returns the lowest cost with the time to
     /// the first token there. What is computed waits for no load.
     // Apart from the other terms, because nearly all fleets load nothing: among them it took 8 % of
     // a choice's instructions.
@@ -314,7 +298,7 @@ impl<'a> CostModel<'a> {
             if candidate.loaded > 0 {
                 let matched = candidate.matched.min(self.ask.tokens);
                 let loaded = candidate.loaded.min(matched);
-                terms.load = clamp_seconds(candidate.load_rate * candidate.loading.saturating_add(loaded.into()) as f64);
+                terms.load = clamp_seconds(candidate.load_seconds);
                 // Loaded tokens need memory like computed ones.
                 let steps = self.waiting_steps(candidate, self.ask.tokens - matched + loaded);
                 terms.memory = clamp_seconds(steps * candidate.rates.step_seconds(candidate.in_flight, candidate.context));

@@ -4,11 +4,13 @@
 //! cost reads its [`Rates`].
 
 mod learner;
+mod load;
 mod pool;
 
 use serde::Serialize;
 
 pub use self::learner::{FirstTokenSample, RateLearner};
+pub use self::load::LoadRates;
 pub use self::pool::{MeanRates, RatePool};
 
 pub(crate) const MIN_SLOWNESS: f64 = 0.25;

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use hostler_boot::metrics::MetricRegistry;
+use hostler_placement::cost::Candidate;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
@@ -50,6 +51,7 @@ pub struct RouterMetrics {
 struct CachedTokenMetrics {
     predicted: [Counter; CacheLevel::COUNT],
     loaded: Counter,
+    read: Counter,
     actual: [Counter; CacheLevel::COUNT],
     error: Histogram,
 }
@@ -66,6 +68,11 @@ impl CachedTokenMetrics {
             loaded: page.register(
                 "predicted_loaded_tokens",
                 "Those among them that were expected to come from the host's memory. Engines say only the sum.",
+                Counter::default(),
+            ),
+            read: page.register(
+                "predicted_read_tokens",
+                "Those of the loaded tokens that were expected to be read from files before.",
                 Counter::default(),
             ),
             actual: page.register_counters("actual_cached_tokens", "level", "Prompt tokens that engines said were cached.", levels),
@@ -253,15 +260,15 @@ impl RouterMetrics {
         self.first_token_ratio.observe(took / predicted.max(1e-6));
     }
 
-    /// Records the tokens that an engine said were cached. `loaded` of the predicted ones were to
-    /// come from the host's memory.
-    pub fn record_cached_tokens(&self, level: CacheLevel, (predicted, loaded): (u32, u32), actual: u32) {
+    /// Records the tokens that an engine said were cached, beside those that were predicted.
+    pub(crate) fn record_cached_tokens(&self, level: CacheLevel, predicted: &Candidate, actual: u32) {
         let metrics = &self.cached_tokens;
-        metrics.predicted[level as usize].inc_by(predicted.into());
-        metrics.loaded.inc_by(loaded.into());
+        metrics.predicted[level as usize].inc_by(predicted.matched.into());
+        metrics.loaded.inc_by(predicted.loaded.into());
+        metrics.read.inc_by(predicted.read.into());
         metrics.actual[level as usize].inc_by(actual.into());
         if level == CacheLevel::Exact {
-            metrics.error.observe(predicted.abs_diff(actual).into());
+            metrics.error.observe(predicted.matched.abs_diff(actual).into());
         }
     }
 

@@ -131,17 +131,13 @@ fn prefill(scored: &Scored) -> TermBreakdown {
 }
 
 fn load(scored: &Scored) -> TermBreakdown {
-    let (rate, loading, loaded) = (milliseconds(scored.load_rate), scored.loading, scored.loaded);
-    if loaded == 0 {
-        return breakdown("load", "0, as nothing is loaded from the host", String::new(), 0.0);
+    match (scored.loaded, scored.read) {
+        (0, _) => breakdown("load", "0, as nothing is loaded from the host", String::new(), 0.0),
+        (loaded, read) => {
+            let how = format!("until {loaded} tokens are loaded from the host, {read} of them from files, after those of requests ahead");
+            breakdown("load", &how, String::new(), milliseconds(scored.load_seconds))
+        }
     }
-    let numbers = format!("{}·({loading} + {loaded})", figure(rate));
-    breakdown(
-        "load",
-        "load rate·(tokens loaded for those ahead + tokens on the host)",
-        numbers,
-        rate * (count(loading) + f64::from(loaded)),
-    )
 }
 
 fn steps(scored: &Scored, step: f64) -> TermBreakdown {

@@ -15,8 +15,8 @@ fn wire_scored(index: usize, scored: &cost::Scored) -> Scored {
     let Candidate {
         matched,
         loaded,
-        load_rate,
-        loading,
+        read,
+        load_seconds,
         in_flight,
         pending,
         context,
@@ -32,8 +32,8 @@ fn wire_scored(index: usize, scored: &cost::Scored) -> Scored {
         replica: format!("n{index}/0"),
         matched,
         loaded,
-        load_rate,
-        loading,
+        read,
+        load_seconds,
         uncached: scored.uncached,
         in_flight,
         pending,
@@ -79,8 +79,8 @@ fn candidate(matched: u32, in_flight: u32) -> Candidate {
         replica: 0,
         matched,
         loaded: 0,
-        load_rate: 0.0,
-        loading: 0,
+        read: 0,
+        load_seconds: 0.0,
         in_flight,
         pending: 700,
         context: 9000,
@@ -175,7 +175,7 @@ proptest! {
     ) {
         let rates = rates::Rates { slowness, ..rates::Rates::default() };
         let loaded = loaded.min(matched).min(tokens);
-        let one = Candidate { loaded, load_rate: 4e-6, loading: pending / 2, pending, context, capacity, kv_use, overdue, rates, ..candidate(matched, in_flight) };
+        let one = Candidate { loaded, load_seconds: overdue / 3.0, pending, context, capacity, kv_use, overdue, rates, ..candidate(matched, in_flight) };
         let popularity = Popularity::default();
         let keys: Vec<u64> = (0..u64::from(tokens / 16)).collect();
         let seen = (0..=arrivals).map(|_| popularity.arrive(&keys, 16, 0.0)).last().unwrap();

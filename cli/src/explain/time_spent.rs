@@ -90,7 +90,7 @@ fn parts(decision: &Decision, chosen: &Scored, first: f64) -> [(f64, &'static st
         (decision.queue_seconds, "it waited in the router, because no replica was ready or had room"),
         (share(queue), "prompts of others were computed before it"),
         (share(prefill), "its own prompt was computed"),
-        (share(load), "the part of its prompt in the host's memory was loaded"),
+        (share(load), "the part of its prompt in the host's memory, or in files, was loaded"),
         (share(memory), "it waited for room in the engine's KV cache"),
         (own_steps + at_own_pace, own),
         (shared_steps + written - at_own_pace, shared),

@@ -4,7 +4,7 @@
 use serde::Serialize;
 
 use crate::affinity::Arrivals;
-use crate::rates::Rates;
+use crate::rates::{LoadRates, Rates};
 
 #[derive(Debug, Clone, Copy)]
 pub struct PricingInput<'a> {
@@ -25,13 +25,12 @@ pub struct Candidate {
     /// Prompt tokens that the replica holds, or will hold once its requests in flight have been
     /// computed.
     pub matched: u32,
-    /// Those of the matched tokens that the engine must load from its host's memory first.
+    /// Those of the matched tokens that the engine must first load from its host's memory.
     pub loaded: u32,
-    /// Seconds to load one token.
-    pub load_rate: f64,
-    /// Tokens that the engine still loads for requests ahead of a new one, one transfer after the
-    /// other. Only candidates with a host tier have them.
-    pub loading: u64,
+    /// Those of the loaded tokens that are read from files before.
+    pub read: u32,
+    /// Seconds until the loaded tokens are there, after those of requests ahead of a new one.
+    pub load_seconds: f64,
     /// Sequences in flight: the larger of the routers' and the engine's count, since a hung engine
     /// reports nothing.
     pub in_flight: u32,
@@ -58,16 +57,34 @@ pub struct Candidate {
     pub doubtful: bool,
 }
 
+/// The part of a prompt in the tiers behind a GPU's memory, and what else is loaded there.
+#[derive(Debug, Clone, Copy)]
+pub struct LowerTiers {
+    /// Leading tokens in the host's memory.
+    pub on_host: u32,
+    /// Leading tokens in the files that the host's engines share.
+    pub in_files: u32,
+    /// Tokens that the engine still loads for requests ahead, one transfer after the other.
+    pub loading: u64,
+    /// Those of them that are read from files before.
+    pub reading: u64,
+    pub rates: LoadRates,
+}
+
 impl Candidate {
-    /// Adds what the host's memory has of the prompt, in leading tokens, with the seconds to load
-    /// one and the tokens that are still loaded for requests ahead.
+    /// Adds what the tiers behind the GPU's memory have.
     ///
     /// Copies are written as blocks are computed, so those of a prompt begin with its first block.
-    /// The engine loads what follows the part that its GPU has.
-    pub fn add_host_tier(&mut self, on_host: u32, load_rate: f64, loading: u64) {
-        self.loaded = on_host.saturating_sub(self.matched);
-        self.matched += self.loaded;
-        (self.load_rate, self.loading) = (load_rate, loading);
+    /// The engine loads what follows the part that its GPU has. What follows the part in the host's
+    /// memory is read from files into that memory first.
+    pub fn add_lower_tiers(&mut self, tiers: &LowerTiers) {
+        let on_gpu = self.matched;
+        let in_memory = on_gpu.max(tiers.on_host);
+        self.matched = in_memory.max(tiers.in_files);
+        (self.loaded, self.read) = (self.matched - on_gpu, self.matched - in_memory);
+        let loads = tiers.rates.load * tiers.loading.saturating_add(self.loaded.into()) as f64;
+        let reads = tiers.rates.read * tiers.reading.saturating_add(self.read.into()) as f64;
+        self.load_seconds = if self.read > 0 { loads + reads } else { loads };
     }
 }
 
@@ -96,8 +113,8 @@ pub struct Terms {
     /// `max(1, ceil((pending + u)/budget))·t`: the share of each step on the way that the decoded
     /// sequences take.
     pub steps: f64,
-    /// `load_rate·(loading + loaded)`, or 0 if `loaded` is 0: the transfer from the host's memory,
-    /// after those ahead.
+    /// `load_seconds`, or 0 if `loaded` is 0: the transfer from the host's memory, after those
+    /// ahead, and before it the reading of files.
     ///
     /// The engine loads whatever it finds there, also where computing would take less time.
     pub load: f64,

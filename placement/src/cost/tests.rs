@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::affinity::{Arrivals, Popularity};
 use crate::block_keys::{BlockKey, KeyChain, token_keys};
-use crate::rates::{LearnedRates, RatePool, Samples};
+use crate::rates::{LearnedRates, LoadRates, RatePool, Samples};
 
 const BLOCK: u32 = 16;
 
@@ -12,8 +12,8 @@ fn idle(replica: usize) -> Candidate {
         replica,
         matched: 0,
         loaded: 0,
-        load_rate: 0.0,
-        loading: 0,
+        read: 0,
+        load_seconds: 0.0,
         in_flight: 0,
         pending: 0,
         context: 0,
@@ -109,37 +109,57 @@ fn a_long_match_outweighs_a_busy_replica() {
     }
 }
 
-/// A replica that would load `loaded` of these matched tokens at 4 µs each, where reading a prompt
-/// token takes 40.
-fn loading(replica: usize, matched: u32, loaded: u32) -> Candidate {
-    Candidate { matched, loaded, load_rate: 4e-6, ..idle(replica) }
+/// Loads a token in 4 µs, where computing one takes 40, and reads one from a file in another 20.
+const TIERS: LowerTiers = LowerTiers { on_host: 0, in_files: 0, loading: 0, reading: 0, rates: LoadRates { load: 4e-6, read: 2e-5 } };
+
+/// A replica whose GPU has so many of a prompt's tokens, and these tiers behind it.
+fn tiered(replica: usize, on_gpu: u32, tiers: LowerTiers) -> Candidate {
+    let mut candidate = Candidate { matched: on_gpu, ..idle(replica) };
+    candidate.add_lower_tiers(&tiers);
+    candidate
 }
 
 #[test]
 fn a_near_copy_goes_before_a_far_one_and_a_far_one_before_computing() {
-    assert_eq!(chosen(8_000, &[loading(0, 7_984, 7_984), Candidate { matched: 7_984, ..idle(1) }], 0.0), 1);
-    assert_eq!(chosen(8_000, &[idle(0), loading(1, 7_984, 7_984)], 0.0), 1);
-    let terms = decide(8_000, &[loading(0, 7_984, 5_000)], 0.0, 1).choice().terms;
+    let [on_gpu, on_host, in_files] = [
+        tiered(1, 7_984, TIERS),
+        tiered(2, 0, LowerTiers { on_host: 7_984, ..TIERS }),
+        tiered(3, 0, LowerTiers { in_files: 7_984, ..TIERS }),
+    ];
+    assert_eq!(chosen(8_000, &[idle(0), in_files], 0.0), 3);
+    assert_eq!(chosen(8_000, &[idle(0), in_files, on_host], 0.0), 2);
+    assert_eq!(chosen(8_000, &[idle(0), in_files, on_host, on_gpu], 0.0), 1);
+    let terms = decide(8_000, &[tiered(0, 2_984, LowerTiers { on_host: 7_984, ..TIERS })], 0.0, 1).choice().terms;
     assert_close(terms.load, 0.02);
     assert_close(terms.first_token(), terms.queue + terms.prefill + 0.02 + terms.steps + terms.memory);
 }
 
 #[test]
+fn what_follows_the_part_in_memory_is_read_from_files_and_loaded() {
+    let candidate = tiered(0, 1_000, LowerTiers { on_host: 3_000, in_files: 8_000, ..TIERS });
+    assert_eq!((candidate.matched, candidate.loaded, candidate.read), (8_000, 7_000, 5_000));
+    assert_close(candidate.load_seconds, 7_000.0 * 4e-6 + 5_000.0 * 2e-5);
+    let candidate = tiered(0, 5_000, LowerTiers { on_host: 3_000, in_files: 4_000, ..TIERS });
+    assert_eq!((candidate.matched, candidate.loaded, candidate.read), (5_000, 0, 0));
+}
+
+#[test]
 fn an_idle_fleet_computes_what_loads_more_slowly_and_a_busy_one_spares_it() {
-    let slow = Candidate { load_rate: 2.5e-4, ..loading(1, 7_984, 7_984) };
-    let fast = loading(1, 7_984, 7_984);
+    let [slow, fast] =
+        [2.5e-4, 4e-6].map(|load| tiered(1, 0, LowerTiers { on_host: 7_984, rates: LoadRates { load, ..TIERS.rates }, ..TIERS }));
     for (loads, utilisation, expected) in [(slow, 0.0, 0), (slow, 0.9, 1), (fast, 0.0, 1), (fast, 0.9, 1)] {
-        assert_eq!(chosen(8_000, &[idle(0), loads], utilisation), expected, "{} s a token at {utilisation}", loads.load_rate);
+        assert_eq!(chosen(8_000, &[idle(0), loads], utilisation), expected, "{} s at {utilisation}", loads.load_seconds);
     }
 }
 
 #[test]
 fn loads_ahead_delay_what_is_loaded_and_nothing_that_is_computed() {
-    let ahead = |of: Candidate| Candidate { loading: 1_000_000, ..of };
+    let busy = LowerTiers { loading: 1_000_000, reading: 100_000, ..TIERS };
     let load = |of| decide(8_000, &[of], 0.0, 1).choice().terms.load;
-    assert_close(load(ahead(loading(0, 7_984, 5_000))), 4.02);
-    assert_eq!(load(Candidate { load_rate: 4e-6, ..ahead(idle(0)) }), 0.0);
-    assert_eq!(chosen(8_000, &[idle(0), ahead(loading(1, 7_984, 7_984))], 0.0), 0);
+    assert_close(load(tiered(0, 2_984, LowerTiers { on_host: 7_984, ..busy })), 4.02);
+    assert_close(load(tiered(0, 2_984, LowerTiers { in_files: 7_984, ..busy })), 4.02 + 2.1);
+    assert_eq!(load(tiered(0, 7_984, busy)), 0.0);
+    assert_eq!(chosen(8_000, &[idle(0), tiered(1, 0, LowerTiers { on_host: 7_984, ..busy })], 0.0), 0);
 }
 
 #[test]
@@ -389,8 +409,8 @@ fn any_candidate() -> impl Strategy<Value = Candidate> {
             replica: 0,
             matched,
             loaded: matched / 2,
-            load_rate: overdue * 1e-6,
-            loading: pending,
+            read: matched / 4,
+            load_seconds: overdue,
             in_flight,
             pending,
             context,

@@ -18,9 +18,10 @@ impl Fixture {
 
     /// Books a request that is computed for a second, and was expected to be answered then.
     fn book(&mut self, id: u64, seconds: u32) {
-        let in_flight = self
-            .own
-            .start_request(Cost { sequences: 1, prompt_tokens: 100, uncached_tokens: 60, loaded_tokens: 0, first_byte_due: 1.0 }, None);
+        let in_flight = self.own.start_request(
+            Cost { sequences: 1, prompt_tokens: 100, uncached_tokens: 60, loaded_tokens: 0, read_tokens: 0, first_byte_due: 1.0 },
+            None,
+        );
         let permit = self.admission.admit(&Caller::anonymous("a".into()), UsageEstimate::default()).unwrap();
         let expires = self.began + seconds * SECOND;
         let next = expires.min(self.began + SECOND);

@@ -119,6 +119,7 @@ impl Fleet {
             contested_aliases: Arc::default(),
             announced_at: started,
             nodes_lost: 0,
+            has_lower_tiers: false,
             started,
             last_publish: started,
             has_unpublished_loads: false,
@@ -180,6 +181,8 @@ struct FleetWriter {
     contested_aliases: Arc<BTreeSet<String>>,
     announced_at: Instant,
     nodes_lost: u64,
+    /// A node has reported blocks behind a GPU's memory.
+    has_lower_tiers: bool,
     started: Instant,
     last_publish: Instant,
     /// Some loads are not in any view yet.
@@ -194,6 +197,8 @@ struct AttachedNode {
     node: Node,
     lanes: Arc<Lanes>,
     replicas: BTreeMap<u32, Arc<Replica>>,
+    /// The files that its replicas share.
+    file_cache: ReplicaCache,
     /// When the last report came, or the connection was lost.
     last_report: Instant,
     /// Counts the lines about its replicas, also over attachments.
@@ -266,7 +271,9 @@ impl FleetWriter {
                 }
                 let described = Node { name: node.clone(), agent_version, agent_run: life, is_attached: true, directives, job: None };
                 let (last_report, events, arrival) = (Instant::now(), self.fleet.events.clone(), Some(arrival));
-                let attached = AttachedNode { attachment, node: described, lanes, replicas, last_report, log_lines, arrival, events };
+                let file_cache = ReplicaCache::default();
+                let attached =
+                    AttachedNode { attachment, node: described, lanes, replicas, file_cache, last_report, log_lines, arrival, events };
                 self.nodes.insert(node, attached);
             }
             FleetUpdate::Reported { attachment, snapshot, replicas } => {
@@ -291,11 +298,9 @@ impl FleetWriter {
                 attached.node.job = job;
             }
             FleetUpdate::CacheChanged { attachment, index, tier, epoch, cache } => {
-                let attached = self.nodes.values_mut().find(|attached| attached.attachment == attachment);
-                let replica = attached.and_then(|attached| attached.replicas.get_mut(&index));
-                if let Some(replica) = replica.filter(|replica| replica.epoch == epoch) {
-                    *Arc::make_mut(replica).cache_mut(tier) = cache;
-                }
+                let Some(attached) = self.nodes.values_mut().find(|attached| attached.attachment == attachment) else { return false };
+                self.has_lower_tiers |= tier != CacheTier::Gpu;
+                attached.change_cache(index, tier, epoch, cache);
             }
             FleetUpdate::Detached { attachment } => return self.detach(attachment),
             FleetUpdate::Announced(expectations) => {
@@ -396,6 +401,7 @@ impl FleetWriter {
         view.expectations = self.expectations.clone();
         view.contested_aliases = self.contested_aliases.clone();
         view.nodes_lost = self.nodes_lost;
+        view.has_lower_tiers = self.has_lower_tiers;
         for attached in self.nodes.values() {
             view.nodes.push(attached.node.clone());
             view.replicas.extend(attached.replicas.values().cloned());
@@ -422,6 +428,17 @@ impl AttachedNode {
         }
     }
 
+    /// Changes what is known of one tier: of a replica, if it is in that life, or of the files that
+    /// all share.
+    fn change_cache(&mut self, index: u32, tier: CacheTier, epoch: u64, cache: ReplicaCache) {
+        if tier == CacheTier::Files {
+            self.replicas.values_mut().for_each(|replica| Arc::make_mut(replica).file_cache.clone_from(&cache));
+            self.file_cache = cache;
+        } else if let Some(replica) = self.replicas.get_mut(&index).filter(|replica| replica.epoch == epoch) {
+            *Arc::make_mut(replica).cache_mut(tier) = cache;
+        }
+    }
+
     /// Applies a report. Returns `true` if it has more than loads.
     fn apply_report(&mut self, snapshot: bool, changes: Vec<ReplicaChange>) -> bool {
         let is_known = |change: &ReplicaChange| self.replicas.get(&change.index).is_some_and(|replica| replica.epoch == change.epoch);
@@ -443,7 +460,7 @@ impl AttachedNode {
                     let replica = Arc::make_mut(replica);
                     let before = (replica.state.phase, replica.epoch);
                     if replica.epoch != change.epoch {
-                        replica.forget_caches();
+                        replica.forget_life();
                     }
                     replica.epoch = change.epoch;
                     replica.lanes = self.lanes.clone();
@@ -496,6 +513,7 @@ impl AttachedNode {
             local_load: Arc::<LocalLoad>::default(),
             cache: ReplicaCache::default(),
             host_cache: ReplicaCache::default(),
+            file_cache: self.file_cache.clone(),
             lanes: self.lanes.clone(),
             job: self.node.job.clone(),
         };

@@ -23,6 +23,8 @@ pub(crate) struct LocalLoad {
     pending_tokens: AtomicU64,
     /// Tokens that are still to be loaded from the host's memory for requests in flight.
     loading_tokens: AtomicU64,
+    /// Those of them that are to be read from files before.
+    reading_tokens: AtomicU64,
     /// Prompt tokens of the requests in flight.
     context_tokens: AtomicU64,
     /// Answers of its engines that were errors or broke off.
@@ -90,6 +92,7 @@ impl Default for LocalLoad {
             sequences: AtomicU32::new(0),
             pending_tokens: AtomicU64::new(0),
             loading_tokens: AtomicU64::new(0),
+            reading_tokens: AtomicU64::new(0),
             context_tokens: AtomicU64::new(0),
             failures: AtomicU64::new(0),
             avoided_until: AtomicU64::new(0),
@@ -116,6 +119,8 @@ pub(crate) struct InFlightCost {
     pub uncached_tokens: u32,
     /// Prompt tokens that the engine loads from its host's memory.
     pub loaded_tokens: u32,
+    /// Those of them that it reads from files before.
+    pub read_tokens: u32,
     /// When the first byte of the request's answer is expected, in seconds of the router's clock.
     pub first_byte_due: f64,
 }
@@ -129,6 +134,7 @@ impl LocalLoad {
         self.sequences.fetch_add(cost.sequences, Ordering::Relaxed);
         self.pending_tokens.fetch_add(cost.uncached_tokens.into(), Ordering::Relaxed);
         self.loading_tokens.fetch_add(cost.loaded_tokens.into(), Ordering::Relaxed);
+        self.reading_tokens.fetch_add(cost.read_tokens.into(), Ordering::Relaxed);
         self.context_tokens.fetch_add(cost.prompt_tokens.into(), Ordering::Relaxed);
         let mut unanswered = self.unanswered.lock();
         unanswered.next_number += 1;
@@ -185,6 +191,11 @@ impl LocalLoad {
     #[must_use]
     pub(crate) fn loading_tokens(&self) -> u64 {
         self.loading_tokens.load(Ordering::Relaxed)
+    }
+
+    #[must_use]
+    pub(crate) fn reading_tokens(&self) -> u64 {
+        self.reading_tokens.load(Ordering::Relaxed)
     }
 
     #[must_use]
@@ -271,6 +282,7 @@ impl InFlight {
         if self.in_flight_blocks.take().is_some() {
             self.load.pending_tokens.fetch_sub(self.cost.uncached_tokens.into(), Ordering::Relaxed);
             self.load.loading_tokens.fetch_sub(self.cost.loaded_tokens.into(), Ordering::Relaxed);
+            self.load.reading_tokens.fetch_sub(self.cost.read_tokens.into(), Ordering::Relaxed);
         }
     }
 

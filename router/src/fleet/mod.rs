@@ -32,6 +32,7 @@ pub(crate) use index_writer::CacheReportQueue;
 pub(crate) use job::Job;
 pub(crate) use load_turns::LoadTurns;
 pub(crate) use local_load::{InFlight, InFlightCost, LocalLoad};
+pub(crate) use replica_cache::ReplicaCache;
 pub(crate) use replica_status::{EngineLaunch, Model, Phase, is_flag};
 pub(crate) use session::{SessionDeps, attach, job_message};
 pub(crate) use stream_moves::MoveTurn;
@@ -39,7 +40,7 @@ pub(crate) use view::{FleetView, Node, Replica};
 #[cfg(test)]
 pub(crate) use {
     fleet_writer::FleetUpdate,
-    replica_cache::{CacheTier, ReplicaCache},
+    replica_cache::CacheTier,
     replica_status::{EngineLoad, ReplicaLoad, ReplicaStatus},
 };
 

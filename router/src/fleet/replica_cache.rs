@@ -5,30 +5,34 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use hostler_placement::affinity::ReplicaSlot;
 
-/// Memory in which an engine caches blocks.
+/// Where an engine caches blocks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum CacheTier {
     #[default]
     Gpu,
     /// The host's memory, from which blocks are loaded into the GPU's.
     Host,
+    /// Files, which all engines of a node share. Blocks are read into the host's memory first.
+    Files,
 }
 
 impl CacheTier {
     /// The highest number of a tier that this release knows.
-    pub(crate) const HIGHEST: u32 = 1;
+    pub(crate) const HIGHEST: u32 = 2;
 
     /// The tier of this number in cache reports.
     pub(crate) fn from_number(number: u32) -> Option<Self> {
         match number {
             0 => Some(Self::Gpu),
-            Self::HIGHEST => Some(Self::Host),
+            1 => Some(Self::Host),
+            Self::HIGHEST => Some(Self::Files),
             _ => None,
         }
     }
 }
 
-/// A router's knowledge of the blocks that one life of an engine has cached in one tier.
+/// A router's knowledge of the blocks in one tier: those of one life of an engine, or the files of
+/// one attachment of a node.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ReplicaCache {
     /// The tier's slot in the cache index; `None` while its blocks are not completely known.

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hostler_placement::affinity::ChainGaps;
+use hostler_placement::rates::LoadRates;
 use hostler_prompt::Dialect;
 use strum::IntoStaticStr;
 
@@ -158,8 +159,8 @@ pub(crate) struct ReplicaStatus {
     pub token_budget: u32,
     /// Most sequences that the engine takes at once, by its flags; 0 if they do not say.
     pub sequence_limit: u32,
-    /// Seconds to load one token from the host's memory, if the engine has copies there.
-    pub load_seconds_per_token: f64,
+    /// Speed of loading from the tiers behind the GPU's memory, if the engine has any.
+    pub load_rates: LoadRates,
     /// Tokens per cached block; 0 before one was cached.
     pub block_tokens: u32,
     /// How the replica's cache is searched; `None` if its agent does not know exactly which blocks

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use futures_util::Stream;
 use hostler_placement::affinity::ChainGaps;
-use hostler_placement::cost::load_seconds_per_token;
+use hostler_placement::rates::LoadRates;
 use hostler_prompt::Dialect;
 use hostler_proto::PROTOCOL;
 use hostler_proto::agent::v1 as wire;
@@ -431,7 +431,7 @@ fn parse_status(state: &wire::ReplicaState) -> ReplicaStatus {
         launch,
         engine_socket: state.engine_socket.clone(),
         token_budget: state.token_budget,
-        load_seconds_per_token: load_seconds_per_token(state.launch.as_ref().map_or(0, |launch| launch.kv_token_bytes)),
+        load_rates: state.launch.as_ref().map(|launch| LoadRates::new(launch.kv_token_bytes, launch.tensor_parallel)).unwrap_or_default(),
         block_tokens: watch.map_or(0, |watch| watch.block_size),
         exact_cache: watch.filter(|watch| watch.exact).map(|watch| if watch.has_holes { ChainGaps::Possible } else { ChainGaps::None }),
         restarts: state.restarts,

@@ -57,6 +57,8 @@ pub(crate) struct Replica {
     pub cache: ReplicaCache,
     /// Those in the host's memory, if the engine keeps copies there.
     pub host_cache: ReplicaCache,
+    /// Those in files, the same for all replicas of the node.
+    pub file_cache: ReplicaCache,
     pub lanes: Arc<Lanes>,
     /// The batch job that the agent runs in, shared by all replicas of the node.
     pub job: Option<Arc<Job>>,
@@ -67,11 +69,18 @@ impl Replica {
         match tier {
             CacheTier::Gpu => &mut self.cache,
             CacheTier::Host => &mut self.host_cache,
+            CacheTier::Files => &mut self.file_cache,
         }
     }
 
-    pub(super) fn forget_caches(&mut self) {
+    /// Forgets the blocks of an engine whose life is over. Its files stay.
+    pub(super) fn forget_life(&mut self) {
         (self.cache, self.host_cache) = (ReplicaCache::default(), ReplicaCache::default());
+    }
+
+    pub(super) fn forget_caches(&mut self) {
+        self.forget_life();
+        self.file_cache = ReplicaCache::default();
     }
 
     /// The longest context that the agent reports, in tokens.
@@ -192,6 +201,8 @@ pub(crate) struct FleetView {
     pub(super) contested_aliases: Arc<BTreeSet<String>>,
     /// Nodes that were forgotten without having left.
     pub nodes_lost: u64,
+    /// A node has reported blocks behind a GPU's memory since this router started.
+    pub has_lower_tiers: bool,
     /// When the router started, the zero of `LocalLoad::avoided_until`.
     started: Instant,
     /// How long a report counts.
@@ -207,6 +218,7 @@ impl FleetView {
             expectations: Arc::default(),
             contested_aliases: Arc::default(),
             nodes_lost: 0,
+            has_lower_tiers: false,
             started,
             lease,
         }

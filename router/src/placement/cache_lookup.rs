@@ -3,9 +3,10 @@
 
 use hostler_placement::affinity::{ChainGaps, PromptToMatch, ReplicaSlot};
 use hostler_placement::block_keys::{BlockKey, TEXT_BLOCK_TOKENS};
+use hostler_placement::cost::LowerTiers;
 
 use super::{PlacementScratch, Placer, Prompt, block_tokens, kv_capacity_tokens};
-use crate::fleet::{FleetView, Replica};
+use crate::fleet::{FleetView, Replica, ReplicaCache};
 
 /// Text blocks that a replica of unknown cache size is assumed to hold.
 const DEFAULT_TEXT_BLOCKS: u64 = 8192;
@@ -24,8 +25,6 @@ pub(super) enum CacheKnowledge {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct KnownCache {
     pub(super) slot: ReplicaSlot,
-    /// Slot of the host tier, if the engine has one.
-    host: Option<ReplicaSlot>,
     gaps: ChainGaps,
     pub(super) block_tokens: u32,
 }
@@ -42,7 +41,7 @@ impl Placer {
             && prompt.is_exact_for(replica.state.token_rules())
             && let Some(block_tokens) = block_tokens(replica)
         {
-            return CacheKnowledge::Exact(KnownCache { slot, host: replica.host_cache.slot, gaps, block_tokens });
+            return CacheKnowledge::Exact(KnownCache { slot, gaps, block_tokens });
         }
         if prompt.text_keys().is_empty() {
             return CacheKnowledge::Unknown;
@@ -56,48 +55,46 @@ impl Placer {
 
     /// Looks up how many prompt tokens each candidate has cached or will have.
     pub(super) fn look_up_caches(&self, view: &FleetView, prompt: &Prompt, tables: &mut PlacementScratch) {
-        let PlacementScratch { candidates, cache_knowledge, rows, exact_slots, host_rows, host_slots, approx_prefix_slots, .. } = tables;
         let mut size = 0;
         // Handle one block size after another. Usually there is only one.
-        while let Some(larger) = cache_knowledge.iter().filter_map(CacheKnowledge::block_tokens).filter(|of| *of > size).min() {
+        while let Some(larger) = tables.cache_knowledge.iter().filter_map(CacheKnowledge::block_tokens).filter(|of| *of > size).min() {
             size = larger;
-            rows.clear();
-            exact_slots.clear();
-            host_rows.clear();
-            host_slots.clear();
-            for (row, cache_knowledge) in cache_knowledge.iter().enumerate() {
-                if let CacheKnowledge::Exact(known) = *cache_knowledge
-                    && known.block_tokens == size
-                {
-                    rows.push(row);
-                    exact_slots.push((known.slot, known.gaps));
-                    if let Some(host) = known.host {
-                        host_rows.push(row);
-                        host_slots.push((host, known.gaps));
-                    }
-                }
-            }
-            let keys = prompt.token_keys(size);
-            let mut blocks = self.index.matched_blocks(&keys, exact_slots);
-            let text: &[BlockKey] = if self.overlay.has_partly_read() { prompt.text_keys() } else { &[] };
-            self.overlay.raise_matches(&PromptToMatch { keys: &keys, blocks: prompt.block_count(size), text }, exact_slots, &mut blocks);
-            // An engine computes at least the last token of a prompt, and with it that token's
-            // whole block.
-            let most = prompt.token_count().saturating_sub(1) / size;
-            for (row, blocks) in rows.iter().zip(blocks) {
-                candidates[*row].matched = blocks.min(most) * size;
-            }
-            // Nearly all fleets have no host tiers.
-            if host_slots.is_empty() {
-                continue;
-            }
-            for (row, blocks) in host_rows.iter().zip(self.index.matched_blocks(&keys, host_slots)) {
-                let candidate = &mut candidates[*row];
-                let replica = &view.replicas[candidate.replica];
-                let loading = replica.local_load.loading_tokens();
-                candidate.add_host_tier(blocks.min(most) * size, replica.state.load_seconds_per_token, loading);
+            self.look_up_exact_caches(prompt, size, tables);
+            // Nearly all fleets have none.
+            if view.has_lower_tiers {
+                self.look_up_lower_tiers(view, prompt, size, tables);
             }
         }
+        self.look_up_approx_prefixes(prompt, tables);
+    }
+
+    /// Looks up the GPUs' blocks of so many tokens.
+    #[inline]
+    fn look_up_exact_caches(&self, prompt: &Prompt, size: u32, tables: &mut PlacementScratch) {
+        let PlacementScratch { candidates, cache_knowledge, rows, exact_slots, .. } = tables;
+        rows.clear();
+        exact_slots.clear();
+        for (row, cache_knowledge) in cache_knowledge.iter().enumerate() {
+            if let CacheKnowledge::Exact(known) = *cache_knowledge
+                && known.block_tokens == size
+            {
+                rows.push(row);
+                exact_slots.push((known.slot, known.gaps));
+            }
+        }
+        let keys = prompt.token_keys(size);
+        let mut blocks = self.index.matched_blocks(&keys, exact_slots);
+        let text: &[BlockKey] = if self.overlay.has_partly_read() { prompt.text_keys() } else { &[] };
+        self.overlay.raise_matches(&PromptToMatch { keys: &keys, blocks: prompt.block_count(size), text }, exact_slots, &mut blocks);
+        let most = most_cached_blocks(prompt, size);
+        for (row, blocks) in rows.iter().zip(blocks) {
+            candidates[*row].matched = blocks.min(most) * size;
+        }
+    }
+
+    #[inline]
+    fn look_up_approx_prefixes(&self, prompt: &Prompt, tables: &mut PlacementScratch) {
+        let PlacementScratch { candidates, cache_knowledge, rows, approx_prefix_slots, .. } = tables;
         rows.clear();
         approx_prefix_slots.clear();
         for (row, cache_knowledge) in cache_knowledge.iter().enumerate() {
@@ -112,4 +109,31 @@ impl Placer {
             }
         }
     }
+
+    /// Adds the blocks in the hosts' memory and in files to the candidates of these rows, whose
+    /// blocks have so many tokens.
+    #[cold]
+    fn look_up_lower_tiers(&self, view: &FleetView, prompt: &Prompt, block_tokens: u32, tables: &mut PlacementScratch) {
+        let PlacementScratch { candidates, rows, exact_slots, .. } = tables;
+        let (keys, most) = (prompt.token_keys(block_tokens), most_cached_blocks(prompt, block_tokens));
+        let replicas: Vec<&Replica> = rows.iter().map(|row| &*view.replicas[candidates[*row].replica]).collect();
+        let tokens_in = |tier: fn(&Replica) -> &ReplicaCache| {
+            let known = replicas.iter().zip(&*exact_slots).filter_map(|(replica, (_, gaps))| Some((tier(replica).slot?, *gaps)));
+            let mut blocks = self.index.matched_blocks(&keys, &known.collect::<Vec<_>>()).into_iter();
+            let tokens = |replica: &&Replica| tier(replica).slot.and_then(|_| blocks.next()).unwrap_or(0).min(most) * block_tokens;
+            replicas.iter().map(tokens).collect::<Vec<u32>>()
+        };
+        let (on_hosts, in_files) = (tokens_in(|replica| &replica.host_cache), tokens_in(|replica| &replica.file_cache));
+        for ((row, replica), (on_host, in_files)) in rows.iter().zip(&replicas).zip(on_hosts.into_iter().zip(in_files)) {
+            let (loading, reading) = (replica.local_load.loading_tokens(), replica.local_load.reading_tokens());
+            let rates = replica.state.load_rates;
+            candidates[*row].add_lower_tiers(&LowerTiers { on_host, in_files, loading, reading, rates });
+        }
+    }
+}
+
+/// Blocks of a prompt that an engine can find. It computes at least the last token of a prompt, and
+/// with it that token's whole block.
+fn most_cached_blocks(prompt: &Prompt, block_tokens: u32) -> u32 {
+    prompt.token_count().saturating_sub(1) / block_tokens
 }

@@ -127,9 +127,9 @@ impl PlacementDecision {
         let (matched, costs) = if caches {
             let (why, terms) = (self.reason(), &choice.terms);
             let costs = format!("why={why} ttft={:.4} cost={:.4} ", terms.first_token(), terms.total());
-            let loaded = choice.candidate.loaded;
-            let loaded = if loaded > 0 { format!("loaded={loaded} ") } else { String::new() };
-            (format!("matched={} {loaded}", choice.candidate.matched), costs)
+            let of = |name: &str, tokens: u32| if tokens > 0 { format!("{name}={tokens} ") } else { String::new() };
+            let (loaded, read) = (of("loaded", choice.candidate.loaded), of("read", choice.candidate.read));
+            (format!("matched={} {loaded}{read}", choice.candidate.matched), costs)
         } else {
             Default::default()
         };

@@ -141,7 +141,7 @@ impl PlacementFeedback {
         let cached_tokens = u32::try_from(cached).unwrap_or(u32::MAX);
         let candidate = &self.decision.decision.choice().candidate;
         let predicted = candidate.matched;
-        self.placer.metrics.record_cached_tokens(self.decision.level, (predicted, candidate.loaded), cached_tokens);
+        self.placer.metrics.record_cached_tokens(self.decision.level, candidate, cached_tokens);
         if let Some((slot, keys)) = &self.approx_prefix_blocks {
             // Convert to the unit of the approximate prefix, whose tokens are estimates.
             let cached = scale_tokens(self.decision.prompt_tokens, cached, usage.map_or(1, |usage| usage.prompt_tokens));

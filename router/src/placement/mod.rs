@@ -146,9 +146,6 @@ struct PlacementScratch {
     rows: Vec<usize>,
     /// Slots of these rows' replicas in the cache index.
     exact_slots: Vec<(ReplicaSlot, ChainGaps)>,
-    /// Rows of replicas with a host tier, and the slots of those tiers.
-    host_rows: Vec<usize>,
-    host_slots: Vec<(ReplicaSlot, ChainGaps)>,
     /// Slots of these rows' replicas in the approximate prefix.
     approx_prefix_slots: Vec<ReplicaSlot>,
 }
@@ -324,6 +321,7 @@ impl Placer {
             prompt_tokens,
             uncached_tokens: choice.uncached,
             loaded_tokens: choice.candidate.loaded,
+            read_tokens: choice.candidate.read,
             first_byte_due: due,
         };
         chosen.replica.local_load.start_request(cost, pledge)
@@ -365,8 +363,8 @@ fn candidate(view: &FleetView, replica: &Replica, sequences: u32, (now, seconds)
         replica: 0,
         matched: 0,
         loaded: 0,
-        load_rate: 0.0,
-        loading: 0,
+        read: 0,
+        load_seconds: 0.0,
         in_flight: local.sequences().saturating_add(load.in_flight_elsewhere).max(load.engine.running.saturating_add(load.engine.waiting)),
         pending: local.pending_tokens().saturating_add(load.pending_tokens_elsewhere),
         context: local.context_tokens().saturating_add(load.context_tokens_elsewhere),

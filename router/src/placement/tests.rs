@@ -255,6 +255,25 @@ async fn a_prompt_goes_where_its_beginning_lies_on_the_host_and_what_the_gpu_has
 }
 
 #[tokio::test(start_paused = true)]
+async fn all_replicas_of_a_node_find_its_files_and_the_one_that_reads_least_is_chosen() {
+    let (fixture, slots) = Fixture::known(3).await;
+    let prompt = exact(4000, FILES);
+    let keys = prompt.token_keys(BLOCK);
+    fixture.index.store(slots[1], &keys[..150]);
+    let files = fixture.index.open();
+    fixture.index.store(files, &keys[..200]);
+    let cache = ReplicaCache { slot: Some(files), ..ReplicaCache::default() };
+    fixture.fleet.update(FleetUpdate::CacheChanged { attachment: 1, tier: CacheTier::Files, index: 0, epoch: 0, cache }).await;
+    report(&fixture.fleet, 1, false, Vec::new()).await;
+    let chosen = fixture.choose(&prompt);
+    let candidate = chosen.decision.choice().candidate;
+    assert_eq!((&*chosen.replica.id, candidate.matched, candidate.loaded, candidate.read), ("n/1", 3200, 800, 800));
+    assert_eq!(fixture.matched(&prompt), [3200; 3]);
+    let in_flight = fixture.placer.count_in_flight(&prompt, &chosen, Instant::now());
+    assert_eq!((in_flight.load().loading_tokens(), in_flight.load().reading_tokens()), (800, 800));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_prompt_without_candidates_counts_as_no_arrival() {
     let (fixture, _) = Fixture::known(1).await;
     let prompt = exact(4000, FILES);

@@ -10,11 +10,11 @@ use hostler_placement::affinity::{
     Arrivals, CacheIndex, ChainGaps, InFlightBlocks, InFlightOverlay, Popularity, PromptKeys, PromptToMatch, ReplicaSlot,
 };
 use hostler_placement::block_keys::BlockKey;
-use hostler_placement::cost::{Candidate, CandidateCost, Conditions, Decision, PricingInput, has_room, place};
+use hostler_placement::cost::{Candidate, CandidateCost, Conditions, Decision, LowerTiers, PricingInput, has_room, place};
 use hostler_placement::offered_work::OfferedWork;
 use hostler_placement::output_lengths::OutputLengths;
 use hostler_placement::queue::{Queue, TurnFactors};
-use hostler_placement::rates::{FirstTokenSample, LearnedRates, RateLearner, RatePool, Rates};
+use hostler_placement::rates::{FirstTokenSample, LearnedRates, LoadRates, RateLearner, RatePool, Rates};
 use rustc_hash::FxHashMap;
 
 use super::Policy;
@@ -129,7 +129,9 @@ impl HostlerPolicy {
         if !self.host_slots.is_empty() {
             let on_hosts = self.index.matched_blocks(&prompt.keys, &self.host_slots);
             for ((candidate, blocks), own) in candidates.iter_mut().zip(on_hosts).zip(&self.local_loads) {
-                candidate.add_host_tier(blocks.min(most) * BLOCK_TOKENS, self.fleet.hardware.load, own.loading);
+                let rates = LoadRates { load: self.fleet.hardware.load, read: 0.0 };
+                let on_host = blocks.min(most) * BLOCK_TOKENS;
+                candidate.add_lower_tiers(&LowerTiers { on_host, in_files: 0, loading: own.loading, reading: 0, rates });
             }
         }
         let nominal = Rates::mean(candidates.iter().map(|candidate| &candidate.rates));
@@ -150,8 +152,8 @@ impl HostlerPolicy {
             replica,
             matched: 0,
             loaded: 0,
-            load_rate: 0.0,
-            loading: 0,
+            read: 0,
+            load_seconds: 0.0,
             in_flight: seen.in_flight[replica].max(load.running + load.waiting),
             pending: own.pending,
             context: own.context,

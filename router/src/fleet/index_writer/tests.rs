@@ -234,13 +234,42 @@ fn on_host(report: CacheReport) -> CacheReport {
     CacheReport { tier: CacheTier::Host, ..report }
 }
 
+fn in_files(report: CacheReport) -> CacheReport {
+    CacheReport { tier: CacheTier::Files, epoch: 0, ..report }
+}
+
 impl Fixture {
     /// How many blocks of the chain 1, 2, 3 and so on the first replica has in its host's memory.
     fn known_on_host(&self) -> Option<u32> {
-        let slot = self.replica().host_cache.slot?;
-        let keys: Vec<BlockKey> = (1..100).collect();
-        Some(self.index.matched_blocks(&keys, &[(slot, ChainGaps::Possible)])[0])
+        self.matched(self.replica().host_cache.slot)
     }
+
+    /// How many blocks of the chain 1, 2, 3 and so on each replica finds in files.
+    fn known_in_files(&self) -> Vec<Option<u32>> {
+        self.fleet.view().replicas.iter().map(|replica| self.matched(replica.file_cache.slot)).collect()
+    }
+
+    fn matched(&self, slot: Option<ReplicaSlot>) -> Option<u32> {
+        let keys: Vec<BlockKey> = (1..100).collect();
+        Some(self.index.matched_blocks(&keys, &[(slot?, ChainGaps::Possible)])[0])
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn files_are_every_replicas_and_outlive_their_engines() {
+    let mut fixture = Fixture::start().await;
+    fixture.report(whole(&[1])).await;
+    assert_eq!(fixture.known_in_files(), [None, None]);
+    fixture.report(in_files(whole(&[1, 2, 3]))).await;
+    assert_eq!(fixture.known_in_files(), [Some(3), Some(3)]);
+    fleet_report(&fixture.fleet, 1, false, vec![ReplicaChange { epoch: 2, ..ready(0) }, ready(2)]).await;
+    fixture.report(CacheReport { epoch: 2, ..whole(&[7]) }).await;
+    fixture.report(in_files(change(&[], &[3], &[1, 2]))).await;
+    assert_eq!(fixture.known_in_files(), [Some(2), Some(2), Some(2)], "a replica that comes later has them too");
+    assert_eq!(fixture.count_resyncs(), 0);
+    let _lane = attach(&fixture.fleet, 2, vec![ready(0)]).await;
+    fixture.update(CacheUpdate::Detached { attachment: 1 }).await;
+    assert!(fixture.known_in_files().iter().all(Option::is_none), "the next attachment reports them again");
 }
 
 #[tokio::test(start_paused = true)]

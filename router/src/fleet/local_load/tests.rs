@@ -1,20 +1,21 @@
 use super::*;
 
 fn cost(due: f64) -> InFlightCost {
-    InFlightCost { sequences: 3, prompt_tokens: 100, uncached_tokens: 60, loaded_tokens: 30, first_byte_due: due }
+    InFlightCost { sequences: 3, prompt_tokens: 100, uncached_tokens: 60, loaded_tokens: 30, read_tokens: 20, first_byte_due: due }
 }
 
 #[test]
 fn a_request_is_pending_until_prefilled_and_in_flight_throughout() {
     let own = Arc::<LocalLoad>::default();
-    let counts = || (own.in_flight(), own.sequences(), own.pending_tokens(), own.loading_tokens(), own.context_tokens());
+    let counts =
+        || (own.in_flight(), own.sequences(), own.pending_tokens(), own.loading_tokens(), own.reading_tokens(), own.context_tokens());
     let mut request = own.start_request(cost(1.0), None);
-    assert_eq!(counts(), (1, 3, 60, 30, 100));
+    assert_eq!(counts(), (1, 3, 60, 30, 20, 100));
     request.finish_prefill();
     request.start_answer();
-    assert_eq!(counts(), (1, 3, 0, 0, 100));
+    assert_eq!(counts(), (1, 3, 0, 0, 0, 100));
     drop(request);
-    assert_eq!(counts(), (0, 0, 0, 0, 0));
+    assert_eq!(counts(), (0, 0, 0, 0, 0, 0));
 }
 
 #[test]

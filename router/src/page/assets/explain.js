@@ -8,7 +8,7 @@ import { ask } from "./session.js";
 const COSTS = [
   ["queue", "waiting behind others"],
   ["prefill", "reading the prompt"],
-  ["load", "loading from the host’s memory"],
+  ["load", "loading from the host"],
   ["steps", "waiting for steps"],
   ["memory", "waiting for memory"],
   ["congestion", "slowing others"],
@@ -224,7 +224,10 @@ function bars(candidates, decision) {
   return el("div", { class: "bars" }, legend, el("ol", {}, ...lines), rest);
 }
 
-const hostWords = ({ loaded }, { tokens }) => (loaded ? `, ${percent(loaded / tokens)} on the host` : "");
+const hostWords = ({ loaded, read }, { tokens }) => {
+  const of = (part, place) => (part ? `, ${percent(part / tokens)} ${place}` : "");
+  return of(loaded - read, "on the host") + of(read, "in files");
+};
 const cachedWords = (candidate, decision) => (decision.tokens ? `${percent(candidate.matched / decision.tokens)} cached${hostWords(candidate, decision)}` : "tokens not known");
 
 /** Predicted beside actual. */
@@ -259,13 +262,14 @@ function subtitle(decision, attempts) {
 }
 
 function numbers(candidates, chosen) {
-  const columns = ["Replica", "Total", ...COSTS.map(([name]) => name), "Cached", "Of that on host", "To read", "In flight", "KV in use", "Report’s age"];
+  const columns = ["Replica", "Total", ...COSTS.map(([name]) => name), "Cached", "Of that on host", "Of that in files", "To read", "In flight", "KV in use", "Report’s age"];
   const lines = candidates.map((candidate) => [
     candidate === chosen ? `${candidate.replica} (chosen)` : candidate.replica,
     seconds(total(candidate)),
     ...COSTS.map(([name]) => seconds(candidate.terms[name])),
     count(candidate.matched),
-    count(candidate.loaded),
+    count(candidate.loaded - candidate.read),
+    count(candidate.read),
     count(candidate.uncached),
     String(candidate.in_flight),
     percent(candidate.kv_use),

@@ -10,7 +10,7 @@ use crate::placement::tests::{FILES, Fixture as Placement};
 
 /// A request that is never overdue.
 const ONE_UNDUE: InFlightCost =
-    InFlightCost { sequences: 1, prompt_tokens: 0, uncached_tokens: 0, loaded_tokens: 0, first_byte_due: f64::MAX };
+    InFlightCost { sequences: 1, prompt_tokens: 0, uncached_tokens: 0, loaded_tokens: 0, read_tokens: 0, first_byte_due: f64::MAX };
 
 /// A fleet of one replica, and its queue.
 struct Fixture {
