@@ -10,7 +10,7 @@ mod pool;
 use serde::Serialize;
 
 pub use self::learner::{FirstTokenSample, RateLearner};
-pub use self::load::LoadRates;
+pub use self::load::{LoadFactors, LoadRates, LoadSample};
 pub use self::pool::{MeanRates, RatePool};
 
 pub(crate) const MIN_SLOWNESS: f64 = 0.25;

@@ -5,10 +5,17 @@ use std::collections::VecDeque;
 use hostler_placement::block_keys::BlockKey;
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
-use super::mirror::Change;
-
 /// Changes kept for readers in any case, 16 bytes each.
 pub(super) const MIN_KEPT_CHANGES: usize = 64 * 1024;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// The block was not cached before.
+    Stored(BlockKey),
+    /// The block was cached before.
+    Removed(BlockKey),
+    Cleared,
+}
 
 #[derive(Debug, Default)]
 pub(super) struct ChangeLog {

@@ -4,29 +4,25 @@
 //! one that wrote it. Engines report what they write and never what is gone, so the keeper of the
 //! folder says which files are left.
 
-use hostler_placement::block_keys::BlockKey;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use super::block_set::BlockSet;
-use super::change_log::ChangeLog;
+use super::change_log::{Change, ChangeLog};
 use super::cursor::{CacheDelta, Cursor, LoggedTier};
-use super::mirror::Change;
+use super::mirror::FileBlocks;
 
 /// Number of this tier in cache reports.
 pub(crate) const FILE_TIER: u32 = 2;
 
-/// Blocks of one file in their order, by the engine's hashes.
-pub(crate) type FileBlocks = Vec<(u64, BlockKey)>;
-
 /// Blocks in files that this node's engines have written.
 #[derive(Debug, Default)]
 pub(crate) struct FileLog {
-    inner: Mutex<Inner>,
+    inner: Mutex<FileSet>,
 }
 
 #[derive(Debug, Default)]
-struct Inner {
+struct FileSet {
     blocks: BlockSet,
     changes: ChangeLog,
     /// Files by the engine's hash of their last block, after which they are named.
@@ -74,7 +70,7 @@ impl FileLog {
     /// at. `is_left` takes the hash of a file's last block.
     pub(crate) fn forget_missing(&self, reported_before: u64, is_left: impl Fn(u64) -> bool) {
         let mut inner = self.inner.lock();
-        let Inner { files, blocks, .. } = &mut *inner;
+        let FileSet { files, blocks, .. } = &mut *inner;
         let gone = files.extract_if(|name, file| file.number < reported_before && !is_left(*name));
         let gone = gone.flat_map(|(_, file)| file.hashes).filter_map(|hash| blocks.remove(hash)).filter(|gone| gone.is_last);
         let changes = gone.map(|gone| Change::Removed(gone.key)).collect();
@@ -91,7 +87,7 @@ impl FileLog {
     }
 }
 
-impl Inner {
+impl FileSet {
     fn log(&mut self, changes: Vec<Change>) {
         self.changes.apply(changes, self.blocks.digest().count);
     }

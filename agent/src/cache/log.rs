@@ -10,9 +10,9 @@ use tokio::sync::watch;
 
 use super::change_log::ChangeLog;
 use super::cursor::{CacheDelta, Cursor, LoggedTier};
-use super::file_log::{FileBlocks, FileLog};
+use super::file_log::FileLog;
 use super::kv_event::KvEvent;
-use super::mirror::{BlockMirror, Effects};
+use super::mirror::{BlockMirror, Effects, FileBlocks};
 use super::{CacheCounters, CacheStatus, CacheTier};
 
 /// Blocks that one replica's engine has cached, over all its lives.

@@ -15,17 +15,11 @@ use hostler_placement::block_keys::{BlockKey, KeyChain};
 use self::host_tier::HostTier;
 use super::CacheTier;
 use super::block_set::BlockSet;
-use super::file_log::FileBlocks;
+use super::change_log::Change;
 use super::kv_event::{BlocksRemoved, BlocksStored, ExtraKey, KvEvent};
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Change {
-    /// The block was not cached before.
-    Stored(BlockKey),
-    /// The block was cached before.
-    Removed(BlockKey),
-    Cleared,
-}
+/// Blocks of one file in their order, by the engine's hashes.
+pub(super) type FileBlocks = Vec<(u64, BlockKey)>;
 
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Effects {

@@ -26,7 +26,7 @@ pub struct FirstTokenSample {
 const MIN_SAMPLE_TOKENS: f64 = 256.0;
 
 /// Largest share of the prediction that loading may have. Beyond it a sample says little about the
-/// speed of prefill, because the speed of loading is not learned.
+/// speed of prefill, and teaches the speed of loading instead.
 const MAX_LOAD_SHARE: f64 = 0.5;
 
 /// With up to this many requests in flight, their decoding adds less to a step than its noise.
@@ -189,11 +189,11 @@ impl RateLearner {
 }
 
 /// Factor by which an estimate moves for a sample that is `factor` times as large.
-fn gain_factor(factor: f64, gain: f64) -> f64 {
+pub(super) fn gain_factor(factor: f64, gain: f64) -> f64 {
     (factor.ln().clamp(-1.0, 1.0) * gain).exp()
 }
 
-fn positive(value: f64) -> bool {
+pub(super) fn positive(value: f64) -> bool {
     value.is_finite() && value > 0.0
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use hostler_placement::affinity::{ApproxPrefixIndex, InFlightBlocks, ReplicaSlot};
-use hostler_placement::rates::{FirstTokenSample, LearnedRates, RateLearner, Rates, Samples};
+use hostler_placement::rates::{FirstTokenSample, LearnedRates, LoadFactors, LoadSample, RateLearner, Rates, Samples};
 use parking_lot::Mutex;
 
 use super::stream_moves::StreamMoves;
@@ -35,6 +35,8 @@ pub(crate) struct LocalLoad {
     /// the router's clock.
     learned_limit: AtomicU64,
     learner: Mutex<RateLearner>,
+    /// How many times as long as assumed loads from the tiers behind its GPU's memory take.
+    load_factors: Mutex<LoadFactors>,
     /// A copy of the learner's results that is read without its lock. Its parts may be of two
     /// moments, which is harmless.
     learned_bits: [AtomicU64; 12],
@@ -98,6 +100,7 @@ impl Default for LocalLoad {
             avoided_until: AtomicU64::new(0),
             learned_limit: AtomicU64::new(0),
             learner: Mutex::new(RateLearner::new(Rates::default())),
+            load_factors: Mutex::default(),
             learned_bits: Default::default(),
             unanswered: Mutex::default(),
             earliest_due: AtomicU64::new(f64::INFINITY.to_bits()),
@@ -225,6 +228,16 @@ impl LocalLoad {
         let mut speed = self.learner.lock();
         speed.learn_first_token(seen, now);
         self.publish_learned(&speed.learned());
+    }
+
+    /// Learns from the first token of a stream for which tokens were loaded.
+    pub(crate) fn learn_load(&self, seen: &LoadSample) {
+        self.load_factors.lock().learn(seen);
+    }
+
+    #[must_use]
+    pub(crate) fn load_factors(&self) -> LoadFactors {
+        *self.load_factors.lock()
     }
 
     /// Learns from a stream that ended at this time of the router's clock. Its tokens came

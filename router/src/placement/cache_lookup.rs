@@ -126,7 +126,7 @@ impl Placer {
         let (on_hosts, in_files) = (tokens_in(|replica| &replica.host_cache), tokens_in(|replica| &replica.file_cache));
         for ((row, replica), (on_host, in_files)) in rows.iter().zip(&replicas).zip(on_hosts.into_iter().zip(in_files)) {
             let (loading, reading) = (replica.local_load.loading_tokens(), replica.local_load.reading_tokens());
-            let rates = replica.state.load_rates;
+            let rates = replica.state.load_rates.scaled(replica.local_load.load_factors());
             candidates[*row].add_lower_tiers(&LowerTiers { on_host, in_files, loading, reading, rates });
         }
     }

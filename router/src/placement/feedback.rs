@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use hostler_placement::affinity::ReplicaSlot;
 use hostler_placement::block_keys::BlockKey;
-use hostler_placement::rates::FirstTokenSample;
+use hostler_placement::rates::{FirstTokenSample, LoadSample};
 use tokio::time::Instant;
 
 use super::{PlacementDecision, Placer, Prompt};
@@ -94,6 +94,15 @@ impl PlacementFeedback {
                 in_flight: choice.candidate.in_flight,
             };
             self.local_load.learn_first_token(&sample, self.placer.fleet.view().seconds(now));
+            if choice.candidate.loaded > 0 {
+                self.local_load.learn_load(&LoadSample {
+                    load_seconds: choice.terms.load,
+                    other_seconds: choice.terms.first_token() - choice.terms.load,
+                    actual_seconds: took,
+                    loaded: choice.candidate.loaded,
+                    read: choice.candidate.read,
+                });
+            }
         }
         self.placer.metrics.observe_first_token(choice.terms.first_token(), took);
         self.decision.outcome.lock().first_token_seconds = Some(took);

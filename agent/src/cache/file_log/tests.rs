@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use hostler_placement::block_keys::BlockKey;
+
 use super::*;
 
 /// A file of two blocks, named after the second; a key is ten times its hash.

@@ -1,11 +1,13 @@
 use std::time::Duration;
 
 use super::*;
+use crate::fleet::tests::report;
+use crate::fleet::{CacheTier, FleetUpdate, ReplicaCache};
 use crate::placement::OutputBounds;
 use crate::placement::PlacementRequest;
 use crate::placement::decisions::PlacementOutcome;
-use crate::placement::prompt::tests::text;
-use crate::placement::tests::Fixture;
+use crate::placement::prompt::tests::{exact_stream, text};
+use crate::placement::tests::{FILES, Fixture};
 
 /// A placed request, and the decision that placed it.
 fn place(fixture: &Fixture, prompt: &Prompt) -> (PlacementFeedback, InFlight, Arc<PlacementDecision>) {
@@ -74,6 +76,28 @@ async fn a_streams_first_token_teaches_the_replicas_speed() {
         drop(in_flight);
     }
     assert!(local_load.learned().rates.prefill > 2.0 * before, "{} was {before}", local_load.learned().rates.prefill);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_first_token_that_waited_for_a_load_teaches_how_long_loading_takes() {
+    let (fixture, _) = Fixture::known(1).await;
+    let prompt = exact_stream(40_000, FILES);
+    let files = fixture.index.open();
+    fixture.index.store(files, &prompt.token_keys(16));
+    let cache = ReplicaCache { slot: Some(files), ..ReplicaCache::default() };
+    fixture.fleet.update(FleetUpdate::CacheChanged { attachment: 1, tier: CacheTier::Files, index: 0, epoch: 0, cache }).await;
+    report(&fixture.fleet, 1, false, Vec::new()).await;
+    let load = |record: &PlacementDecision| record.decision.choice().terms.load;
+    let mut last = load(&place(&fixture, &prompt).2);
+    for _ in 0..3 {
+        let (mut placed, in_flight, _) = place(&fixture, &prompt);
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        placed.record_start();
+        drop(in_flight);
+        let now = load(&place(&fixture, &prompt).2);
+        assert!(now > last, "{now} s after {last}");
+        last = now;
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -40,6 +40,11 @@ pub(in crate::placement) fn exact(tokens: u32, files: FilesHash) -> Prompt {
     Prompt { tokenized: Some(exact), ..text("") }
 }
 
+/// The same whose answer streams.
+pub(in crate::placement) fn exact_stream(tokens: u32, files: FilesHash) -> Prompt {
+    Prompt { tokenized: exact(tokens, files).tokenized, ..stream("") }
+}
+
 fn python(files: FilesHash) -> EncoderKey {
     EncoderKey { files, dialect: Dialect::Python }
 }
