@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxHashMap, FxHashSet};
 use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
 use rustix::process::geteuid;
@@ -167,7 +167,7 @@ impl FilePool {
         }
     }
 
-    /// Removes the oldest files while all together come near the bound, which is less than asked
+    /// Removes the least recently used files while all together come near the bound, which is less than asked
     /// for where the file system is full, and tells the log what is left.
     fn trim(&self) -> io::Result<Trimmed> {
         let (folder, reported, since) = (&self.hold.folder, self.log.reported(), Instant::now());
@@ -176,8 +176,8 @@ impl FilePool {
         let used: u64 = files.iter().map(|file| file.bytes).sum();
         let free = rustix::fs::statvfs(folder).map(|found| found.f_bavail.saturating_mul(found.f_frsize))?;
         let most = self.bytes.min(used.saturating_add(free).saturating_sub(RESERVE));
-        let excess = split_off_excess(&mut files, most);
-        let left: FxHashSet<u64> = files.iter().filter_map(|file| last_block(&file.path)).collect();
+        let excess = split_off_excess(&mut files, most, || self.log.parents());
+        let left: FxHashSet<u64> = files.iter().filter_map(|file| file.last_block).collect();
         self.log.forget_missing(reported, |file| left.contains(&file));
         for file in excess {
             ignore_missing(fs::remove_file(file.path))?;
@@ -212,28 +212,53 @@ struct Trimmed {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct PooledFile {
-    /// When it was last written or, as far as the file system says so, read.
+    /// The engine's hash of its last block; `None` if the file is not one of vLLM's blocks.
+    last_block: Option<u64>,
+    written: SystemTime,
+    /// When it, or a file that continues it, was last written or, as far as the file system says
+    /// so, read.
     used: SystemTime,
     bytes: u64,
     path: PathBuf,
 }
 
-/// Takes out the oldest files, without which the others have at most the kept part of `most` bytes;
-/// none before that bound is nearly reached.
-fn split_off_excess(files: &mut Vec<PooledFile>, most: u64) -> Vec<PooledFile> {
+/// Takes out the least recently used files, without which the others have at most the kept part of
+/// `most` bytes; none before that bound is nearly reached. `parents` has the file that each one
+/// continues.
+fn split_off_excess(files: &mut Vec<PooledFile>, most: u64, parents: impl FnOnce() -> FxHashMap<u64, u64>) -> Vec<PooledFile> {
     let mut used: u64 = files.iter().map(|file| file.bytes).sum();
     if used <= most / 10 * FULL_TENTHS {
         return Vec::new();
     }
-    files.sort_unstable_by_key(|file| Reverse(file.used));
+    spread_use(files, &parents());
+    // Of equally used ones the last written goes first: what continues a file is of no use without
+    // it.
+    files.sort_unstable_by_key(|file| (Reverse(file.used), file.written));
     let keeps = most / 10 * KEPT_TENTHS;
-    let oldest = files.iter().rev().take_while(|file| {
+    let excess = files.iter().rev().take_while(|file| {
         let exceeds = used > keeps;
         used = used.saturating_sub(file.bytes);
         exceeds
     });
-    let oldest = oldest.count();
-    files.split_off(files.len() - oldest)
+    let excess = excess.count();
+    files.split_off(files.len() - excess)
+}
+
+/// Counts the use of a file as that of all files which it continues.
+fn spread_use(files: &mut [PooledFile], parents: &FxHashMap<u64, u64>) {
+    files.sort_unstable_by_key(|file| Reverse(file.used));
+    let places: FxHashMap<u64, usize> = files.iter().enumerate().filter_map(|(place, file)| Some((file.last_block?, place))).collect();
+    for place in 0..files.len() {
+        let (used, mut child) = (files[place].used, files[place].last_block);
+        // From the latest use on, so each file is reached by its own latest first, and only once.
+        while let Some(parent) = child.and_then(|child| parents.get(&child))
+            && let Some(place) = places.get(parent)
+            && files[*place].used < used
+        {
+            files[*place].used = used;
+            child = Some(*parent);
+        }
+    }
 }
 
 /// The engine's hash of a file's last block, 64 bits of it; `None` if the file is not one of vLLM's
@@ -258,7 +283,8 @@ fn list_files(folder: &Path) -> io::Result<Vec<PooledFile>> {
                 folders.push(entry.path());
             } else if let Ok(written) = metadata.modified() {
                 let used = metadata.accessed().map_or(written, |read| read.max(written));
-                files.push(PooledFile { used, bytes: metadata.blocks().saturating_mul(512), path: entry.path() });
+                let (path, bytes) = (entry.path(), metadata.blocks().saturating_mul(512));
+                files.push(PooledFile { last_block: last_block(&path), written, used, bytes, path });
             }
         }
         if is_empty && path != folder && is_old(&path) {

@@ -4,6 +4,8 @@
 //! one that wrote it. Engines report what they write and never what is gone, so the keeper of the
 //! folder says which files are left.
 
+#[cfg(test)]
+use hostler_placement::block_keys::BlockKey;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
@@ -35,18 +37,20 @@ struct FileSet {
 struct WrittenFile {
     /// How many were reported before.
     number: u64,
+    /// Last block of the file that this one continues.
+    parent: Option<u64>,
     hashes: Box<[u64]>,
 }
 
 impl FileLog {
     /// Adds files that an engine reports, each with all its blocks.
-    pub(crate) fn add(&self, files: Vec<FileBlocks>) {
+    pub(super) fn add(&self, files: Vec<FileBlocks>) {
         if files.is_empty() {
             return;
         }
         let mut inner = self.inner.lock();
         let mut changes = Vec::new();
-        for blocks in files {
+        for FileBlocks { parent, blocks } in files {
             let Some((name, _)) = blocks.last() else { continue };
             let (number, name) = (inner.reported, *name);
             inner.reported += 1;
@@ -54,11 +58,17 @@ impl FileLog {
                 known.number = number;
                 continue;
             }
-            inner.files.insert(name, WrittenFile { number, hashes: blocks.iter().map(|(hash, _)| *hash).collect() });
+            inner.files.insert(name, WrittenFile { number, parent, hashes: blocks.iter().map(|(hash, _)| *hash).collect() });
             let new = blocks.into_iter().filter(|(hash, key)| inner.blocks.store(*hash, *key, true));
             changes.extend(new.map(|(_, key)| Change::Stored(key)));
         }
         inner.log(changes);
+    }
+
+    /// For each file the one that it continues, both by the hash of their last block.
+    pub(crate) fn parents(&self) -> FxHashMap<u64, u64> {
+        let inner = self.inner.lock();
+        inner.files.iter().filter_map(|(name, file)| Some((*name, file.parent?))).collect()
     }
 
     /// Files reported until now. Whoever looks at the folder asks before that.
@@ -90,6 +100,16 @@ impl FileLog {
 impl FileSet {
     fn log(&mut self, changes: Vec<Change>) {
         self.changes.apply(changes, self.blocks.digest().count);
+    }
+}
+
+#[cfg(test)]
+impl FileLog {
+    /// A log of files of one block each, by that block's hash, key and parent.
+    pub(crate) fn with_files(files: &[(u64, BlockKey, Option<u64>)]) -> Self {
+        let log = Self::default();
+        log.add(files.iter().map(|&(name, key, parent)| FileBlocks { parent, blocks: vec![(name, key)] }).collect());
+        log
     }
 }
 

@@ -18,8 +18,14 @@ use super::block_set::BlockSet;
 use super::change_log::Change;
 use super::kv_event::{BlocksRemoved, BlocksStored, ExtraKey, KvEvent};
 
-/// Blocks of one file in their order, by the engine's hashes.
-pub(super) type FileBlocks = Vec<(u64, BlockKey)>;
+/// A file that an engine has written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct FileBlocks {
+    /// The engine's hash of the block before the first one.
+    pub(super) parent: Option<u64>,
+    /// Blocks in their order, by the engine's hashes.
+    pub(super) blocks: Vec<(u64, BlockKey)>,
+}
 
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Effects {

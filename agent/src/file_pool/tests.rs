@@ -4,7 +4,8 @@ use super::*;
 use crate::cache::Cursor;
 
 fn file(age: u64, bytes: u64) -> PooledFile {
-    PooledFile { used: SystemTime::UNIX_EPOCH + Duration::from_secs(1000 - age), bytes, path: format!("/{age}").into() }
+    let written = SystemTime::UNIX_EPOCH + Duration::from_secs(1000 - age);
+    PooledFile { last_block: Some(age), written, used: written, bytes, path: format!("/{age}").into() }
 }
 
 fn open(folder: &Path, bytes: u64) -> io::Result<FilePool> {
@@ -20,7 +21,7 @@ fn kill(pool: FilePool) {
 fn near_the_bound_the_oldest_files_are_removed_until_a_fifth_is_free() {
     let excess = |most| {
         let mut files = vec![file(1, 30), file(9, 30), file(5, 30), file(7, 30)];
-        let excess = split_off_excess(&mut files, most);
+        let excess = split_off_excess(&mut files, most, FxHashMap::default);
         assert_eq!(files.len() + excess.len(), 4);
         excess
     };
@@ -28,6 +29,23 @@ fn near_the_bound_the_oldest_files_are_removed_until_a_fifth_is_free() {
     assert_eq!(excess(130), [file(9, 30)], "120 bytes are more than nine tenths");
     assert_eq!(excess(110), [file(7, 30), file(9, 30)], "90 bytes would be more than eight tenths");
     assert_eq!(excess(0).len(), 4);
+}
+
+#[test]
+fn a_conversation_that_goes_on_keeps_its_beginning_and_loses_its_end_first() {
+    // 9 ← 7 ← 1, and 8 ← 5.
+    let parents = FxHashMap::from_iter([(7, 9), (1, 7), (5, 8)]);
+    let excess = |most| {
+        let mut files = [9, 8, 7, 5, 1].map(|age| file(age, 30)).to_vec();
+        let excess = split_off_excess(&mut files, most, || parents.clone());
+        excess.iter().map(|file| file.last_block.unwrap()).rev().collect::<Vec<u64>>()
+    };
+    assert_eq!(excess(150), [5], "the end of the conversation that was used longest ago");
+    assert_eq!(excess(120), [5, 8]);
+    assert_eq!(excess(100), [5, 8, 1], "then the end of the other");
+    let circle = FxHashMap::from_iter([(1, 2), (2, 1)]);
+    let mut files = vec![file(1, 30), file(2, 30)];
+    assert_eq!(split_off_excess(&mut files, 10, || circle).len(), 2);
 }
 
 #[test]
@@ -57,25 +75,24 @@ fn files_in_all_folders_count_and_links_are_not_followed() {
 #[test]
 fn blocks_of_files_that_are_gone_are_no_longer_reported() {
     let parent = tempfile::tempdir().unwrap();
-    let pool = open(&parent.path().join("pool"), 100 << 10).unwrap();
+    // One is removed by somebody else, and the last one was never written.
+    let log = FileLog::with_files(&[(0xf00d, 10, None), (0xbeef, 20, None), (0xcafe, 30, None), (7, 40, None)]);
+    let pool = FilePool::take(&parent.path().join("pool"), 100 << 10, log.into()).unwrap();
     let deep = pool.hold.folder.join("0.33.0/model_r0/abc/de_g0");
     fs::create_dir_all(&deep).unwrap();
     let path = |name: u64| deep.join(format!("{}{name:016x}.bin", "0123456789abcdef".repeat(3)));
     for (name, bytes) in [(0xf00d, 40 << 10), (0xbeef, 40 << 10), (0xcafe, 1)] {
         fs::write(path(name), vec![0; bytes]).unwrap();
     }
-    pool.log.add(vec![vec![(1, 10), (0xf00d, 20)], vec![(3, 30), (0xbeef, 40)], vec![(5, 50), (0xcafe, 60)]]);
-    // One is removed by somebody else, and another one was never written.
-    pool.log.add(vec![vec![(7, 70)]]);
     fs::remove_file(path(0xbeef)).unwrap();
     pool.trim().unwrap();
     let mut left = pool.log.read(&mut Cursor::default(), 100).unwrap().stored;
     left.sort_unstable();
-    assert_eq!(left, [10, 20, 50, 60]);
+    assert_eq!(left, [10, 30]);
     fs::write(path(1), vec![0; 80 << 10]).unwrap();
     pool.trim().unwrap();
     let left = pool.log.read(&mut Cursor::default(), 100).unwrap().stored.len();
-    assert!(left < 4 && fs::read_dir(&deep).unwrap().count() <= 2, "what is over the bound goes, {left}");
+    assert!(left < 2 && fs::read_dir(&deep).unwrap().count() <= 2, "what is over the bound goes, {left}");
 }
 
 #[test]

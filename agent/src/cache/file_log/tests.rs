@@ -8,7 +8,7 @@ use super::*;
 
 /// A file of two blocks, named after the second; a key is ten times its hash.
 fn file(name: u64) -> FileBlocks {
-    vec![(name - 1, 10 * (name - 1)), (name, 10 * name)]
+    FileBlocks { parent: None, blocks: vec![(name - 1, 10 * (name - 1)), (name, 10 * name)] }
 }
 
 /// Reads all changes and applies them.
@@ -62,7 +62,8 @@ fn a_file_that_was_written_while_the_folder_was_looked_at_stays() {
 #[test]
 fn a_block_of_two_files_stays_until_both_are_gone() {
     let log = FileLog::default();
-    log.add(vec![vec![(1, 10), (2, 20)], vec![(1, 10), (3, 30)]]);
+    let file = |last| FileBlocks { parent: None, blocks: vec![(1, 10), (last, 10 * last)] };
+    log.add(vec![file(2), file(3)]);
     log.forget_missing(log.reported(), |name| name == 3);
     let mut keys = BTreeSet::new();
     read(&log, &mut Cursor::default(), &mut keys);

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use hostler_placement::block_keys::{BlockKey, KeyChain};
 use rustc_hash::FxHashMap;
 
-use super::{Change, Effects, seed_chain};
+use super::{Change, Effects, FileBlocks, seed_chain};
 use crate::cache::block_set::BlockSet;
 use crate::cache::kv_event::{BlocksRemoved, BlocksStored};
 
@@ -116,7 +116,10 @@ impl HostTier {
         let size = usize::try_from(block_size).unwrap_or(usize::MAX);
         let keys = if is_described(stored) { self.keys_of(stored, gpu, size).into_iter().collect() } else { None };
         match keys {
-            Some::<Vec<BlockKey>>(keys) => effects.files.push(stored.hashes.iter().copied().zip(keys).collect()),
+            Some::<Vec<BlockKey>>(keys) => {
+                let blocks = stored.hashes.iter().copied().zip(keys).collect();
+                effects.files.push(FileBlocks { parent: stored.parent, blocks });
+            }
             None => effects.orphans += stored.hashes.len() as u64,
         }
     }

@@ -123,7 +123,7 @@ fn a_block_of_two_chunks_stays_until_both_are_dropped() {
 fn a_file_counts_only_if_all_its_blocks_are_known() {
     let written = |event| applied(&[stored(None, &[1, 2]), on_storage(event)]).1;
     let hashes =
-        |effects: &Effects| effects.files.iter().map(|file| file.iter().map(|(hash, _)| *hash).collect()).collect::<Vec<Vec<u64>>>();
+        |effects: &Effects| effects.files.iter().map(|file| file.blocks.iter().map(|(hash, _)| *hash).collect()).collect::<Vec<Vec<u64>>>();
     assert_eq!(hashes(&written(stored(Some(1), &[2, 3]))), [[2, 3]], "block 3 continues block 2");
     for unknown in [stored(Some(9), &[3, 4]), undescribed(2)] {
         let effects = written(unknown);
