@@ -31,6 +31,9 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(250);
 /// because 25 GiB take two seconds to remove.
 const LOOK_PAUSE: u32 = 20;
 
+/// Longest time between two looks, also after one that a busy disk has held up.
+const MAX_LOOK_INTERVAL: Duration = Duration::from_secs(5);
+
 /// Age of an empty folder from which it is removed. vLLM makes a folder just before it writes
 /// there.
 const EMPTY_AGE: Duration = Duration::from_secs(60);
@@ -66,7 +69,9 @@ pub(crate) struct FilePool {
     hold: FolderHold,
     /// Most bytes of all files.
     bytes: u64,
-    /// Log of the files that this agent's engines have written.
+    /// Where this agent's engines write, below the folder.
+    root: PathBuf,
+    /// Log of the files that they have written.
     log: Arc<FileLog>,
 }
 
@@ -129,13 +134,13 @@ impl FolderHold {
 impl FilePool {
     /// Takes the folder. What dead agents have left there is removed, unless an engine of theirs
     /// lives on.
-    pub(crate) async fn open(folder: PathBuf, bytes: u64, log: Arc<FileLog>) -> Result<Self, FilePoolError> {
+    pub(crate) async fn open(folder: PathBuf, root: PathBuf, bytes: u64, log: Arc<FileLog>) -> Result<Self, FilePoolError> {
         let taken = folder.clone();
-        let opened = tokio::task::spawn_blocking(move || Self::take(&taken, bytes, log)).await;
+        let opened = tokio::task::spawn_blocking(move || Self::take(&taken, root, bytes, log)).await;
         opened.expect("opening a folder does not panic").map_err(|source| FilePoolError { folder, source })
     }
 
-    fn take(folder: &Path, bytes: u64, log: Arc<FileLog>) -> io::Result<Self> {
+    fn take(folder: &Path, root: PathBuf, bytes: u64, log: Arc<FileLog>) -> io::Result<Self> {
         let hold = FolderHold::without_lock(folder)?;
         if flock(&hold.lock, FlockOperation::NonBlockingLockExclusive).is_ok() && folder.exists() {
             tracing::info!(folder = %folder.display(), "removing files with KV blocks that a dead agent has left");
@@ -143,7 +148,7 @@ impl FilePool {
         }
         hold.share()?;
         make_private(folder)?;
-        Ok(Self { hold, bytes, log })
+        Ok(Self { hold, bytes, root, log })
     }
 
     /// Keeps the files within their bound until `end`.
@@ -152,7 +157,7 @@ impl FilePool {
         while end.run_until_cancelled(tokio::time::sleep(pause)).await.is_some() {
             let pool = Arc::clone(&self);
             let trimmed = tokio::task::spawn_blocking(move || pool.trim()).await.expect("looking at files does not panic");
-            pause = trimmed.as_ref().map_or(LOOK_INTERVAL, |trimmed| LOOK_INTERVAL.max(trimmed.look * LOOK_PAUSE));
+            pause = trimmed.as_ref().map_or(LOOK_INTERVAL, |trimmed| (trimmed.look * LOOK_PAUSE).clamp(LOOK_INTERVAL, MAX_LOOK_INTERVAL));
             let now = match trimmed {
                 Ok(Trimmed { most, .. }) if most < self.bytes / 2 => {
                     "the file system has room for less than half of agent.file_cache".to_owned()
@@ -171,18 +176,22 @@ impl FilePool {
     /// for where the file system is full, and tells the log what is left.
     fn trim(&self) -> io::Result<Trimmed> {
         let (folder, reported, since) = (&self.hold.folder, self.log.reported(), Instant::now());
-        let mut files = list_files(folder)?;
+        // Somebody may have removed it. An engine would make it anew for everybody to read.
+        let is_private = make_private(folder);
+        let Listing { mut files, unread } = list_files(folder);
         let look = since.elapsed();
         let used: u64 = files.iter().map(|file| file.bytes).sum();
-        let free = rustix::fs::statvfs(folder).map(|found| found.f_bavail.saturating_mul(found.f_frsize))?;
-        let most = self.bytes.min(used.saturating_add(free).saturating_sub(RESERVE));
-        let excess = split_off_excess(&mut files, most, || self.log.parents());
-        let left: FxHashSet<u64> = files.iter().filter_map(|file| file.last_block).collect();
+        let free = rustix::fs::statvfs(folder).map(|found| found.f_bavail.saturating_mul(found.f_frsize));
+        let most = self.bytes.min(used.saturating_add(free.unwrap_or(u64::MAX)).saturating_sub(RESERVE));
+        let excess = split_off_excess(&mut files, most, |file| file.path.starts_with(&self.root), || self.log.parents());
+        let ours = files.iter().filter(|file| file.path.starts_with(&self.root));
+        let left: FxHashSet<u64> = ours.filter_map(|file| file.last_block).collect();
         self.log.forget_missing(reported, |file| left.contains(&file));
         for file in excess {
             ignore_missing(fs::remove_file(file.path))?;
         }
-        Ok(Trimmed { most, look })
+        is_private?;
+        unread.map_or(Ok(Trimmed { most, look }), Err)
     }
 
     /// Lets go of the folder, and removes it if nobody else holds it. The next agent removes what
@@ -214,26 +223,26 @@ struct Trimmed {
 struct PooledFile {
     /// The engine's hash of its last block; `None` if the file is not one of vLLM's blocks.
     last_block: Option<u64>,
-    written: SystemTime,
-    /// When it, or a file that continues it, was last written or, as far as the file system says
-    /// so, read.
+    /// When it was last written or, as far as the file system says so, read.
     used: SystemTime,
     bytes: u64,
     path: PathBuf,
 }
 
 /// Takes out the least recently used files, without which the others have at most the kept part of
-/// `most` bytes; none before that bound is nearly reached. `parents` has the file that each one
+/// `most` bytes; none before that bound is nearly reached. `parents` has the file that each of ours
 /// continues.
-fn split_off_excess(files: &mut Vec<PooledFile>, most: u64, parents: impl FnOnce() -> FxHashMap<u64, u64>) -> Vec<PooledFile> {
+fn split_off_excess(
+    files: &mut Vec<PooledFile>,
+    most: u64,
+    is_ours: impl Fn(&PooledFile) -> bool,
+    parents: impl FnOnce() -> FxHashMap<u64, u64>,
+) -> Vec<PooledFile> {
     let mut used: u64 = files.iter().map(|file| file.bytes).sum();
     if used <= most / 10 * FULL_TENTHS {
         return Vec::new();
     }
-    spread_use(files, &parents());
-    // Of equally used ones the last written goes first: what continues a file is of no use without
-    // it.
-    files.sort_unstable_by_key(|file| (Reverse(file.used), file.written));
+    order_by_use(files, is_ours, &parents());
     let keeps = most / 10 * KEPT_TENTHS;
     let excess = files.iter().rev().take_while(|file| {
         let exceeds = used > keeps;
@@ -244,20 +253,22 @@ fn split_off_excess(files: &mut Vec<PooledFile>, most: u64, parents: impl FnOnce
     files.split_off(files.len() - excess)
 }
 
-/// Counts the use of a file as that of all files which it continues.
-fn spread_use(files: &mut [PooledFile], parents: &FxHashMap<u64, u64>) {
+/// Orders files by their last use, the latest first. The use of a file counts as that of all files
+/// which it continues, and those come before it: what continues a file is of no use without it.
+fn order_by_use(files: &mut Vec<PooledFile>, is_ours: impl Fn(&PooledFile) -> bool, parents: &FxHashMap<u64, u64>) {
     files.sort_unstable_by_key(|file| Reverse(file.used));
-    let places: FxHashMap<u64, usize> = files.iter().enumerate().filter_map(|(place, file)| Some((file.last_block?, place))).collect();
-    for place in 0..files.len() {
-        let (used, mut child) = (files[place].used, files[place].last_block);
-        // From the latest use on, so each file is reached by its own latest first, and only once.
-        while let Some(parent) = child.and_then(|child| parents.get(&child))
-            && let Some(place) = places.get(parent)
-            && files[*place].used < used
-        {
-            files[*place].used = used;
-            child = Some(*parent);
+    let ours = files.iter().enumerate().filter(|(_, file)| is_ours(file));
+    let places: FxHashMap<u64, usize> = ours.filter_map(|(place, file)| Some((file.last_block?, place))).collect();
+    let parent_of = |file: &PooledFile| places.get(parents.get(&file.last_block?)?).copied();
+    let mut left: Vec<Option<PooledFile>> = files.drain(..).map(Some).collect();
+    for place in 0..left.len() {
+        // Each file is reached once, from the latest use that counts for it.
+        let (mut chain, mut next) = (Vec::new(), Some(place));
+        while let Some(file) = next.and_then(|place| left[place].take()) {
+            next = if is_ours(&file) { parent_of(&file) } else { None };
+            chain.push(file);
         }
+        files.extend(chain.into_iter().rev());
     }
 }
 
@@ -268,31 +279,44 @@ fn last_block(path: &Path) -> Option<u64> {
     u64::from_str_radix(digits.get(digits.len().checked_sub(16)?..)?, 16).ok()
 }
 
-/// All files below a folder. Links are not followed, and what disappears meanwhile is left out.
-/// Folders that have been empty for a while are removed.
-fn list_files(folder: &Path) -> io::Result<Vec<PooledFile>> {
-    let (mut files, mut folders) = (Vec::new(), vec![folder.to_owned()]);
+/// All files below a folder, and why some could not be looked at.
+struct Listing {
+    files: Vec<PooledFile>,
+    unread: Option<io::Error>,
+}
+
+/// Lists all files below a folder. Links are not followed, and what disappears meanwhile is left
+/// out. Folders that have been empty for a while are removed.
+fn list_files(folder: &Path) -> Listing {
+    let (mut listing, mut folders) = (Listing { files: Vec::new(), unread: None }, vec![folder.to_owned()]);
     while let Some(path) = folders.pop() {
-        let Some(entries) = ignore_missing(fs::read_dir(&path))? else { continue };
-        let mut is_empty = true;
-        for entry in entries {
-            is_empty = false;
-            let entry = entry?;
-            let Some(metadata) = ignore_missing(entry.metadata())? else { continue };
-            if metadata.is_dir() {
-                folders.push(entry.path());
-            } else if let Ok(written) = metadata.modified() {
-                let used = metadata.accessed().map_or(written, |read| read.max(written));
-                let (path, bytes) = (entry.path(), metadata.blocks().saturating_mul(512));
-                files.push(PooledFile { last_block: last_block(&path), written, used, bytes, path });
-            }
-        }
-        if is_empty && path != folder && is_old(&path) {
+        match list_folder(&path, &mut listing.files, &mut folders) {
             // Another agent may have been first, or vLLM may write there again.
-            let _ = fs::remove_dir(&path);
+            Ok(true) if path != folder && is_old(&path) => drop(fs::remove_dir(&path)),
+            Ok(_) => {}
+            Err(error) => listing.unread = Some(error),
         }
     }
-    Ok(files)
+    listing
+}
+
+/// Adds the files and the folders in one folder. Returns whether it is empty.
+fn list_folder(path: &Path, files: &mut Vec<PooledFile>, folders: &mut Vec<PathBuf>) -> io::Result<bool> {
+    let Some(entries) = ignore_missing(fs::read_dir(path))? else { return Ok(false) };
+    let mut is_empty = true;
+    for entry in entries {
+        is_empty = false;
+        let entry = entry?;
+        let Some(metadata) = ignore_missing(entry.metadata())? else { continue };
+        if metadata.is_dir() {
+            folders.push(entry.path());
+        } else if let Ok(written) = metadata.modified() {
+            let used = metadata.accessed().map_or(written, |read| read.max(written));
+            let (path, bytes) = (entry.path(), metadata.blocks().saturating_mul(512));
+            files.push(PooledFile { last_block: last_block(&path), used, bytes, path });
+        }
+    }
+    Ok(is_empty)
 }
 
 fn is_old(folder: &Path) -> bool {

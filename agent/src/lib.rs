@@ -440,7 +440,7 @@ impl Agent {
     /// Takes the folder of files with KV blocks, if the engines keep some.
     async fn open_file_pool(&self) -> Result<Option<Arc<FilePool>>, AgentError> {
         let Some((plan, log)) = self.plan.file_pool().zip(self.file_log.clone()) else { return Ok(None) };
-        Ok(Some(Arc::new(FilePool::open(plan.folder.clone(), plan.bytes, log).await?)))
+        Ok(Some(Arc::new(FilePool::open(plan.folder.clone(), plan.root(), plan.bytes, log).await?)))
     }
 
     fn uplink(&self, state: &Arc<NodeState>, metrics: Arc<AgentMetrics>, attachments: &Arc<Attachments>) -> Uplink {

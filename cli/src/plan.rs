@@ -43,6 +43,10 @@ pub(crate) async fn plan(settings: &Settings, args: &PlanArgs) -> anyhow::Result
         config.model.clone_from(model);
     }
     check_spread(&config)?;
+    ensure!(
+        config.attach.is_empty(),
+        "engines of --attach run already and keep their flags, so there is nothing to plan: leave --attach out"
+    );
     let described = match &args.gpus {
         Some(list) if is_list(list) => {
             ensure!(args.nvlink.is_none(), "--nvlink describes other GPUs than this host's: --gpus 4x80 --nvlink");
@@ -58,9 +62,8 @@ pub(crate) async fn plan(settings: &Settings, args: &PlanArgs) -> anyhow::Result
     let leaving = hostler_agent::describe_leaving(&config);
     let (name, chosen_gpus) = (config.model.clone(), config.tp);
     let preview = preview(config, PreviewRequest { described_gpus: described, version }).await?;
-    // The simulated engine and one that runs already need no facts of their model.
-    let is_guess =
-        chosen_gpus == 0 && !preview.plan.setup.simulated && !preview.plan.setup.attached && preview.plan.model.facts().is_none();
+    // The simulated engine needs no facts of its model.
+    let is_guess = chosen_gpus == 0 && !preview.plan.setup.simulated && preview.plan.model.facts().is_none();
     if args.json {
         let mut document = preview.plan.json();
         document["supposes"] = preview.assumptions.into();

@@ -270,10 +270,10 @@ const REPLICAS: FigureTable<Replica> = FigureTable {
             replica.cache.stats.blocks.load(Ordering::Relaxed).into()
         }),
         gauge("replica_host_cached_blocks", "KV blocks in its host's memory that the affinity index has for it.", |replica| {
-            replica.host_cache.stats.blocks.load(Ordering::Relaxed).into()
+            replica.host_cache.usable_blocks().into()
         }),
         gauge("replica_file_cached_blocks", "KV blocks in files of its host that the affinity index has for its node.", |replica| {
-            replica.file_cache.stats.blocks.load(Ordering::Relaxed).into()
+            replica.file_cache.usable_blocks().into()
         }),
         counter("replica_cache_resyncs", "How often its whole cache was asked for because the index differed from it.", |replica| {
             replica.cache.stats.resyncs.load(Ordering::Relaxed).into()

@@ -336,8 +336,8 @@ fn cache(replica: &crate::fleet::Replica, placer: &Placer) -> Cache {
     Cache {
         exact: replica.cache.slot.is_some() && replica.state.exact_cache.is_some() && (standing.is_proved() || is_rendering),
         blocks: figures.blocks.load(Ordering::Relaxed),
-        host_blocks: replica.host_cache.stats.blocks.load(Ordering::Relaxed),
-        file_blocks: replica.file_cache.stats.blocks.load(Ordering::Relaxed),
+        host_blocks: replica.host_cache.usable_blocks(),
+        file_blocks: replica.file_cache.usable_blocks(),
         matches: figures.matches.load(Ordering::Relaxed),
         resyncs: figures.resyncs.load(Ordering::Relaxed),
         distrusted: figures.distrusted.load(Ordering::Relaxed),

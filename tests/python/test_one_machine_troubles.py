@@ -135,6 +135,11 @@ def test_named_gpus_are_refused_where_no_engine_has_any(tmp_path, runtime):
     assert "2 x GPU of 80 GiB" in run(runtime, "plan", "--engine", "simulated", "--gpus", "2x80").stdout
 
 
+def test_engines_that_run_already_have_no_plan(runtime):
+    said = run(runtime, "plan", "--attach", "http://127.0.0.1:9")
+    assert said.returncode == 1 and "there is nothing to plan: leave --attach out" in said.stderr, said
+
+
 def test_a_server_that_is_no_engine_is_said_to_be_none(tmp_path, runtime):
     port = free_port()
     up = Process("up", ["up", "--attach", f"http://127.0.0.1:{port}", *ANY_PORT], tmp_path, runtime)

@@ -4,12 +4,12 @@ use super::*;
 use crate::cache::Cursor;
 
 fn file(age: u64, bytes: u64) -> PooledFile {
-    let written = SystemTime::UNIX_EPOCH + Duration::from_secs(1000 - age);
-    PooledFile { last_block: Some(age), written, used: written, bytes, path: format!("/{age}").into() }
+    let used = SystemTime::UNIX_EPOCH + Duration::from_secs(1000 - age);
+    PooledFile { last_block: Some(age), used, bytes, path: format!("/{age}").into() }
 }
 
 fn open(folder: &Path, bytes: u64) -> io::Result<FilePool> {
-    FilePool::take(folder, bytes, Arc::default())
+    FilePool::take(folder, folder.join("0.33.0/m"), bytes, Arc::default())
 }
 
 /// Leaves like an agent that is killed.
@@ -21,7 +21,7 @@ fn kill(pool: FilePool) {
 fn near_the_bound_the_oldest_files_are_removed_until_a_fifth_is_free() {
     let excess = |most| {
         let mut files = vec![file(1, 30), file(9, 30), file(5, 30), file(7, 30)];
-        let excess = split_off_excess(&mut files, most, FxHashMap::default);
+        let excess = split_off_excess(&mut files, most, |_| true, FxHashMap::default);
         assert_eq!(files.len() + excess.len(), 4);
         excess
     };
@@ -37,15 +37,23 @@ fn a_conversation_that_goes_on_keeps_its_beginning_and_loses_its_end_first() {
     let parents = FxHashMap::from_iter([(7, 9), (1, 7), (5, 8)]);
     let excess = |most| {
         let mut files = [9, 8, 7, 5, 1].map(|age| file(age, 30)).to_vec();
-        let excess = split_off_excess(&mut files, most, || parents.clone());
+        let excess = split_off_excess(&mut files, most, |_| true, || parents.clone());
         excess.iter().map(|file| file.last_block.unwrap()).rev().collect::<Vec<u64>>()
     };
     assert_eq!(excess(150), [5], "the end of the conversation that was used longest ago");
     assert_eq!(excess(120), [5, 8]);
     assert_eq!(excess(100), [5, 8, 1], "then the end of the other");
+    // Written in another order: 5 ← 9.
+    let mut files = vec![file(9, 30), file(5, 30)];
+    let excess = split_off_excess(&mut files, 50, |_| true, || FxHashMap::from_iter([(9, 5)]));
+    assert_eq!(excess, [file(9, 30)]);
+    // Another model's file of the same tokens.
+    let mut files = vec![file(1, 30), file(9, 30), PooledFile { path: "/other".into(), ..file(9, 30) }];
+    let excess = split_off_excess(&mut files, 90, |file| file.path != Path::new("/other"), || FxHashMap::from_iter([(1, 9)]));
+    assert_eq!(excess.iter().map(|file| file.path.clone()).collect::<Vec<_>>(), [PathBuf::from("/other")]);
     let circle = FxHashMap::from_iter([(1, 2), (2, 1)]);
     let mut files = vec![file(1, 30), file(2, 30)];
-    assert_eq!(split_off_excess(&mut files, 10, || circle).len(), 2);
+    assert_eq!(split_off_excess(&mut files, 10, |_| true, || circle).len(), 2);
 }
 
 #[test]
@@ -77,8 +85,9 @@ fn blocks_of_files_that_are_gone_are_no_longer_reported() {
     let parent = tempfile::tempdir().unwrap();
     // One is removed by somebody else, and the last one was never written.
     let log = FileLog::with_files(&[(0xf00d, 10, None), (0xbeef, 20, None), (0xcafe, 30, None), (7, 40, None)]);
-    let pool = FilePool::take(&parent.path().join("pool"), 100 << 10, log.into()).unwrap();
-    let deep = pool.hold.folder.join("0.33.0/model_r0/abc/de_g0");
+    let folder = parent.path().join("pool");
+    let pool = FilePool::take(&folder, folder.join("0.33.0/m"), 100 << 10, log.into()).unwrap();
+    let deep = pool.root.join("model_r0/abc/de_g0");
     fs::create_dir_all(&deep).unwrap();
     let path = |name: u64| deep.join(format!("{}{name:016x}.bin", "0123456789abcdef".repeat(3)));
     for (name, bytes) in [(0xf00d, 40 << 10), (0xbeef, 40 << 10), (0xcafe, 1)] {

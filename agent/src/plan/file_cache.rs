@@ -19,6 +19,9 @@ use crate::vllm::releases::FILE_CACHE_SINCE;
 /// blocks of 16 tokens of an 8B model, 34 MB each (vLLM 0.33).
 const FILE_BLOCKS: u32 = 16;
 
+/// Most bytes of a model's name in that of its folder.
+const MAX_MODEL_NAME_BYTES: usize = 100;
+
 /// Files with KV blocks of this host's engines.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FileCache {
@@ -35,8 +38,9 @@ pub struct FilePoolPlan {
     pub bytes: u64,
     /// Tokens that they hold.
     pub tokens: u64,
-    /// Subfolder with the release, because another one may lay blocks out differently.
-    release: String,
+    /// Subfolder for the release, because another one may lay blocks out differently, and in it for
+    /// the model, because files are named after tokens alone.
+    subfolder: PathBuf,
 }
 
 /// Why engines keep no files.
@@ -121,13 +125,27 @@ pub(super) fn choose(
     if bytes > room {
         return FileCache::Off(NoFileCache::NoRoom { wanted: bytes, room, folder: directory.to_owned() });
     }
-    FileCache::On(FilePoolPlan { folder, bytes, tokens: bytes / share.token_bytes(), release: version.to_string() })
+    let subfolder = Path::new(&version.to_string()).join(model_folder(&setup.model));
+    FileCache::On(FilePoolPlan { folder, bytes, tokens: bytes / share.token_bytes(), subfolder })
+}
+
+/// Name of a model's folder. vLLM makes one in it whose name has the whole model's too, so this one
+/// may be cut.
+fn model_folder(model: &str) -> String {
+    let name = model.replace(['/', '\\'], "_");
+    let cut = name.len().saturating_sub(MAX_MODEL_NAME_BYTES);
+    name[name.ceil_char_boundary(cut)..].to_owned()
 }
 
 impl FilePoolPlan {
+    /// Where the engines write.
+    pub(crate) fn root(&self) -> PathBuf {
+        self.folder.join(&self.subfolder)
+    }
+
     /// The tier in the connector's settings.
     pub(super) fn tier_config(&self) -> String {
-        let root = serde_json::Value::String(self.folder.join(&self.release).display().to_string());
+        let root = serde_json::Value::String(self.root().display().to_string());
         // The value of a flag is divided at blanks.
         let root = root.to_string().replace(' ', "\\u0020");
         format!(
@@ -178,7 +196,7 @@ mod tests {
         let (spec, tier) = (&configs[0]["spec_name"], &configs[0]["secondary_tiers"][0]);
         assert_eq!((spec.as_str(), tier["type"].as_str()), (Some("TieringOffloadingSpec"), Some("fs")));
         let root = tier["root_dir"].as_str().unwrap();
-        assert!(root.starts_with("/fast/hostler-kv-") && root.ends_with("/0.33.0"), "{root}");
+        assert!(root.starts_with("/fast/hostler-kv-") && root.ends_with("/0.33.0/org_model"), "{root}");
         // 128 KiB for each token of this model.
         assert!(
             plan.page().contains("files      about 1,638,400 tokens for all replicas, 200.0 GiB in /fast/hostler-kv-"),
@@ -189,11 +207,11 @@ mod tests {
 
     #[test]
     fn a_blank_in_the_folder_divides_no_argument() {
-        let pool = FilePoolPlan { folder: "/a b/pool".into(), bytes: GIB, tokens: 1, release: "0.33.0".to_owned() };
+        let pool = FilePoolPlan { folder: "/a b/pool".into(), bytes: GIB, tokens: 1, subfolder: "0.33.0/m".into() };
         let config = pool.tier_config();
         assert!(!config.contains(' '), "{config}");
         let whole: serde_json::Value = serde_json::from_str(&format!("{{{}}}", &config[1..])).unwrap();
-        assert_eq!(whole["secondary_tiers"][0]["root_dir"], "/a b/pool/0.33.0");
+        assert_eq!(whole["secondary_tiers"][0]["root_dir"], "/a b/pool/0.33.0/m");
     }
 
     #[test]

@@ -135,7 +135,7 @@ fn load(scored: &Scored) -> TermBreakdown {
         (0, _) => breakdown("load", "0, as nothing is loaded from the host", String::new(), 0.0),
         (loaded, read) => {
             let how = format!("until {loaded} tokens are loaded from the host, {read} of them from files, after those of requests ahead");
-            breakdown("load", &how, String::new(), milliseconds(scored.load_seconds))
+            breakdown("load", &how, figure(milliseconds(scored.load_seconds)), milliseconds(scored.load_seconds))
         }
     }
 }

@@ -180,7 +180,7 @@ impl IndexWriter {
         if matches {
             known.consecutive_mismatches = 0;
         } else {
-            known.record_mismatch(report.index, digest, directives);
+            known.record_mismatch(id, digest, directives);
         }
         // A slightly wrong index still mostly helps until the snapshot comes. Only reports that
         // contradict themselves are not used at all.
@@ -227,14 +227,16 @@ impl IndexWriter {
 }
 
 impl ReportedCache {
-    fn record_mismatch(&mut self, index: u32, ours: KeySetDigest, directives: &Directives) {
+    fn record_mismatch(&mut self, CacheId { index, tier, .. }: CacheId, ours: KeySetDigest, directives: &Directives) {
         self.consecutive_mismatches += 1;
         if self.consecutive_mismatches > MAX_FAILED_RESYNCS {
             self.stats.distrusted.store(true, Ordering::Relaxed);
-            tracing::warn!(
-                index,
-                "an agent's reports of cached blocks contradict themselves; its replica is placed on by text until it starts anew"
-            );
+            let until = match tier {
+                CacheTier::Gpu => "its replica is placed on by text until it starts anew",
+                CacheTier::Host => "its replica's copies in the host's memory are not counted until it starts anew",
+                CacheTier::Files => "its node's files are not counted until it attaches anew",
+            };
+            tracing::warn!(index, until, "an agent's reports of cached blocks contradict themselves");
             return;
         }
         tracing::info!(index, blocks = ours.count, "the index differs from what an agent reports: asking for the whole cache");

@@ -1,7 +1,7 @@
 //! The known cached blocks of one engine, as the view shows them, one set for each tier.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use hostler_placement::affinity::ReplicaSlot;
 
@@ -38,6 +38,13 @@ pub(crate) struct ReplicaCache {
     /// The tier's slot in the cache index; `None` while its blocks are not completely known.
     pub slot: Option<ReplicaSlot>,
     pub stats: Arc<CacheStats>,
+}
+
+impl ReplicaCache {
+    /// Blocks that placement counts with.
+    pub(crate) fn usable_blocks(&self) -> u64 {
+        if self.slot.is_some() { self.stats.blocks.load(Ordering::Relaxed) } else { 0 }
+    }
 }
 
 /// How well the index agrees with an agent's reports.

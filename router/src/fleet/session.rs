@@ -393,10 +393,13 @@ fn files_hash(files: &wire::PromptFiles) -> Option<FilesHash> {
     files.hash[..].try_into().ok()
 }
 
-/// A report in the router's terms; `None` of a tier that this release does not know.
+/// A report in the router's terms; `None` of a tier that this release does not know, and of files
+/// that are said to be one replica's.
 fn cache_report(report: wire::CacheReport) -> Option<CacheReport> {
     let wire::CacheReport { index, epoch, snapshot, partial, stored, removed, count, digest, tier } = report;
-    Some(CacheReport { index, tier: CacheTier::from_number(tier)?, epoch, snapshot, partial, stored, removed, count, digest })
+    let tier = CacheTier::from_number(tier)?;
+    let is_valid = tier != CacheTier::Files || (index, epoch) == (0, 0);
+    is_valid.then_some(CacheReport { index, tier, epoch, snapshot, partial, stored, removed, count, digest })
 }
 
 fn reported_crash(crash: &wire::EngineCrash) -> ReportedCrash {

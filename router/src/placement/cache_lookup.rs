@@ -112,13 +112,14 @@ impl Placer {
 
     /// Adds the blocks in the hosts' memory and in files to the candidates of these rows, whose
     /// blocks have so many tokens.
+    // Any of their blocks may be removed, and what follows it stays.
     #[cold]
     fn look_up_lower_tiers(&self, view: &FleetView, prompt: &Prompt, block_tokens: u32, tables: &mut PlacementScratch) {
-        let PlacementScratch { candidates, rows, exact_slots, .. } = tables;
+        let PlacementScratch { candidates, rows, .. } = tables;
         let (keys, most) = (prompt.token_keys(block_tokens), most_cached_blocks(prompt, block_tokens));
         let replicas: Vec<&Replica> = rows.iter().map(|row| &*view.replicas[candidates[*row].replica]).collect();
         let tokens_in = |tier: fn(&Replica) -> &ReplicaCache| {
-            let known = replicas.iter().zip(&*exact_slots).filter_map(|(replica, (_, gaps))| Some((tier(replica).slot?, *gaps)));
+            let known = replicas.iter().filter_map(|replica| Some((tier(replica).slot?, ChainGaps::Possible)));
             let mut blocks = self.index.matched_blocks(&keys, &known.collect::<Vec<_>>()).into_iter();
             let tokens = |replica: &&Replica| tier(replica).slot.and_then(|_| blocks.next()).unwrap_or(0).min(most) * block_tokens;
             replicas.iter().map(tokens).collect::<Vec<u32>>()

@@ -94,15 +94,6 @@ impl PlacementFeedback {
                 in_flight: choice.candidate.in_flight,
             };
             self.local_load.learn_first_token(&sample, self.placer.fleet.view().seconds(now));
-            if choice.candidate.loaded > 0 {
-                self.local_load.learn_load(&LoadSample {
-                    load_seconds: choice.terms.load,
-                    other_seconds: choice.terms.first_token() - choice.terms.load,
-                    actual_seconds: took,
-                    loaded: choice.candidate.loaded,
-                    read: choice.candidate.read,
-                });
-            }
         }
         self.placer.metrics.observe_first_token(choice.terms.first_token(), took);
         self.decision.outcome.lock().first_token_seconds = Some(took);
@@ -148,8 +139,19 @@ impl PlacementFeedback {
         }
         let Some(cached) = usage.and_then(|usage| usage.cached_tokens) else { return };
         let cached_tokens = u32::try_from(cached).unwrap_or(u32::MAX);
-        let candidate = &self.decision.decision.choice().candidate;
-        let predicted = candidate.matched;
+        let choice = self.decision.decision.choice();
+        let (candidate, predicted) = (&choice.candidate, choice.candidate.matched);
+        if let Some(first) = self.first_token_at.filter(|_| self.is_stream && self.is_reliable && cached_tokens >= predicted)
+            && candidate.loaded > 0
+        {
+            self.local_load.learn_load(&LoadSample {
+                load_seconds: choice.terms.load,
+                other_seconds: choice.terms.first_token() - choice.terms.load,
+                actual_seconds: first.duration_since(self.sent_at).as_secs_f64(),
+                loaded: candidate.loaded,
+                read: candidate.read,
+            });
+        }
         self.placer.metrics.record_cached_tokens(self.decision.level, candidate, cached_tokens);
         if let Some((slot, keys)) = &self.approx_prefix_blocks {
             // Convert to the unit of the approximate prefix, whose tokens are estimates.

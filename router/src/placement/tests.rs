@@ -271,6 +271,10 @@ async fn all_replicas_of_a_node_find_its_files_and_the_one_that_reads_least_is_c
     assert_eq!(fixture.matched(&prompt), [3200; 3]);
     let in_flight = fixture.placer.count_in_flight(&prompt, &chosen, Instant::now());
     assert_eq!((in_flight.load().loading_tokens(), in_flight.load().reading_tokens()), (800, 800));
+    drop(in_flight);
+    // A file that is missing ends what an engine finds, whatever follows it.
+    fixture.index.remove(files, &keys[64..80]);
+    assert_eq!(fixture.matched(&prompt), [1024, 2400, 1024]);
 }
 
 #[tokio::test(start_paused = true)]

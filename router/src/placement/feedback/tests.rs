@@ -79,7 +79,7 @@ async fn a_streams_first_token_teaches_the_replicas_speed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_first_token_that_waited_for_a_load_teaches_how_long_loading_takes() {
+async fn a_first_token_that_waited_for_a_load_teaches_how_long_loading_takes_if_the_engine_loaded() {
     let (fixture, _) = Fixture::known(1).await;
     let prompt = exact_stream(40_000, FILES);
     let files = fixture.index.open();
@@ -88,16 +88,18 @@ async fn a_first_token_that_waited_for_a_load_teaches_how_long_loading_takes() {
     fixture.fleet.update(FleetUpdate::CacheChanged { attachment: 1, tier: CacheTier::Files, index: 0, epoch: 0, cache }).await;
     report(&fixture.fleet, 1, false, Vec::new()).await;
     let load = |record: &PlacementDecision| record.decision.choice().terms.load;
-    let mut last = load(&place(&fixture, &prompt).2);
-    for _ in 0..3 {
+    let learned = async |cached| {
         let (mut placed, in_flight, _) = place(&fixture, &prompt);
         tokio::time::sleep(Duration::from_secs(10)).await;
         placed.record_start();
+        placed.record_end(usage(2, Some(cached)), 2, 50_000, true);
         drop(in_flight);
-        let now = load(&place(&fixture, &prompt).2);
-        assert!(now > last, "{now} s after {last}");
-        last = now;
-    }
+        load(&place(&fixture, &prompt).2)
+    };
+    let before = load(&place(&fixture, &prompt).2);
+    assert_eq!(learned(16_000).await, before, "the engine computed some of them");
+    let first = learned(39_984).await;
+    assert!(before < first && first < learned(39_984).await, "{before} s, then {first}");
 }
 
 #[tokio::test(start_paused = true)]

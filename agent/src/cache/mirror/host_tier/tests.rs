@@ -129,6 +129,8 @@ fn a_file_counts_only_if_all_its_blocks_are_known() {
         let effects = written(unknown);
         assert!(effects.files.is_empty() && effects.orphans > 0, "{effects:?}");
     }
+    let long = stored(None, &(1..=257).collect::<Vec<_>>());
+    assert_eq!((written(long).files, written(stored(None, &[1])).files.len()), (Vec::new(), 1), "no plan has so many blocks in a file");
     let image = with_extra(stored(Some(1), &[2]), "image");
     let (_, effects) = applied(&[stored(None, &[1]), image, on_storage(stored(Some(1), &[2, 3]))]);
     assert!(effects.files.is_empty(), "block 3 may be another image's");
