@@ -234,8 +234,10 @@ pub fn has_room(candidate: &Candidate) -> bool {
 /// meanwhile. After 20 s it goes all the same, so that shorter ones do not pass it for ever.
 #[must_use]
 pub fn is_to_be_sent(choice: &Scored, waited: f64) -> bool {
-    // An empty engine has as much room as it will ever have.
-    let waits_for_memory = choice.terms.memory > 0.0 && choice.candidate.in_flight > 0;
+    let candidate = &choice.candidate;
+    // An empty engine has as much room as it will ever have, also for a prompt that does not fit.
+    let may_fit = candidate.in_flight > 0 && u64::from(candidate.matched) + u64::from(choice.uncached) <= candidate.capacity;
+    let waits_for_memory = choice.terms.memory > 0.0 && may_fit;
     has_room(&choice.candidate) && (!waits_for_memory || waited > MAX_MEMORY_WAIT)
 }
 

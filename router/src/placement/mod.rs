@@ -96,10 +96,12 @@ impl ChosenReplica {
         self.is_window_open && has_room(&self.decision.choice().candidate)
     }
 
-    /// Whether the request is to be sent now, after it has waited so many seconds.
+    /// Whether the request of this prompt is to be sent now, after it has waited so many seconds.
     #[must_use]
-    pub(crate) fn is_to_be_sent(&self, waited: f64) -> bool {
-        self.is_window_open && is_to_be_sent(self.decision.choice(), waited)
+    pub(crate) fn is_to_be_sent(&self, prompt: &Prompt, waited: f64) -> bool {
+        // The engine refuses it at once, and needs no memory for that.
+        let is_too_long = u64::from(prompt.token_count()) > self.replica.max_context_tokens();
+        self.has_room() && (is_too_long || is_to_be_sent(self.decision.choice(), waited))
     }
 
     /// Whether the engine would refuse the request now, because it bounds its own queue.

@@ -405,7 +405,7 @@ fn wake_first(placer: &Placer, queue: &mut Queue<QueuedRequest>, seconds: f64, n
         chosen = placer.choose(&queued.prompt, &queued.tried, now);
         let Some(chosen) = &chosen else { return true };
         waiting.uncached_tokens = chosen.uncached_tokens();
-        chosen.is_to_be_sent(seconds - waiting.queued_at)
+        chosen.is_to_be_sent(&queued.prompt, seconds - waiting.queued_at)
     }) {
         let (ended, done) = oneshot::channel();
         // A client that has left meanwhile has given up its turn.
