@@ -172,8 +172,8 @@ impl FilePool {
         }
     }
 
-    /// Removes the least recently used files while all together come near the bound, which is less than asked
-    /// for where the file system is full, and tells the log what is left.
+    /// Removes the least recently used files while all together come near the bound, which is less
+    /// than asked for where the file system is full, and tells the log what is left.
     fn trim(&self) -> io::Result<Trimmed> {
         let (folder, reported, since) = (&self.hold.folder, self.log.reported(), Instant::now());
         // Somebody may have removed it. An engine would make it anew for everybody to read.
@@ -210,7 +210,7 @@ impl FilePool {
     }
 }
 
-/// A look at the files, after which the oldest ones were removed.
+/// A look at the files, after which the least recently used ones were removed.
 #[derive(Debug)]
 struct Trimmed {
     /// The bound.

@@ -84,9 +84,9 @@ const MAX_PENDING_STEPS: u64 = 3;
 
 /// Longest wait in the router for room in an engine's KV cache, in seconds.
 ///
-/// In the simulator, first tokens came 7 to 30 % sooner in the mean where memory is short, as many
-/// more within their limit, and one in a hundred up to 13 s later. Without an end the mean was up to
-/// 60 % lower, at the cost of long prompts, which shorter ones passed for ever.
+/// In the simulator, first tokens came 7 to 30 % sooner in the mean where memory is short, more of
+/// them within their limit, and one in a hundred up to 13 s later. Without an end the mean was up
+/// to 60 % lower, at the cost of long prompts, which shorter ones passed for ever.
 const MAX_MEMORY_WAIT: f64 = 20.0;
 
 /// Largest factor by which the replica's steps slow down on the way: they compute prompts of
@@ -238,7 +238,7 @@ pub fn is_to_be_sent(choice: &Scored, waited: f64) -> bool {
     // An empty engine has as much room as it will ever have, also for a prompt that does not fit.
     let may_fit = candidate.in_flight > 0 && u64::from(candidate.matched) + u64::from(choice.uncached) <= candidate.capacity;
     let waits_for_memory = choice.terms.memory > 0.0 && may_fit;
-    has_room(&choice.candidate) && (!waits_for_memory || waited > MAX_MEMORY_WAIT)
+    has_room(candidate) && (!waits_for_memory || waited > MAX_MEMORY_WAIT)
 }
 
 /// How many sequences must end before the engine takes the request.
@@ -308,8 +308,8 @@ impl<'a> CostModel<'a> {
         }
     }
 
-    /// Adds what loading from the tiers behind the GPUs' memory takes, and returns the lowest cost with the time to
-    /// the first token there. What is computed waits for no load.
+    /// Adds what loading from the tiers behind the GPUs' memory takes, and returns the lowest cost
+    /// with the time to the first token there. What is computed waits for no load.
     // Apart from the other terms, because nearly all fleets load nothing: among them it took 8 % of
     // a choice's instructions.
     #[cold]

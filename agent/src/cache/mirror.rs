@@ -256,8 +256,8 @@ impl BlockMirror {
     }
 }
 
-/// Tier of a medium; `None` for media that are not the engine's own memory. The oldest releases have
-/// only the GPU and do not name it.
+/// Tier of a medium; `None` for media that are not the engine's own memory. The oldest releases
+/// have only the GPU and do not name it.
 fn tier_of(medium: Option<&str>) -> Option<CacheTier> {
     match medium {
         None => Some(CacheTier::Gpu),

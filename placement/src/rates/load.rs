@@ -7,8 +7,8 @@ use super::learner::{gain_factor, positive};
 /// over PCIe 5, in transfers of the engine's own size.
 const HOST_BYTES_PER_SECOND: f64 = 30e9;
 
-/// Bytes that an engine reads from files in a second: 4.0 GB/s were seen from `/dev/shm` (vLLM 0.33,
-/// 16 threads, files of 34 MB).
+/// Bytes that an engine reads from files in a second: 4.0 GB/s were seen from `/dev/shm`, with 16
+/// threads and files of 34 MB (vLLM 0.33).
 const FILE_BYTES_PER_SECOND: f64 = 4e9;
 
 /// Bytes of a token's keys and values if they are not known: 32 layers, eight heads of 128, 16
@@ -33,7 +33,7 @@ impl Default for LoadRates {
 
 impl LoadRates {
     /// Rates of an engine with so many GPUs, on each of which a token takes so many bytes; 0 bytes
-    /// are unknown. Every GPU has its own link to the host's memory, and a file has the parts of all.
+    /// are unknown. Every GPU has its own link to the host's memory; a file has the parts of all.
     #[must_use]
     pub fn new(token_bytes: u64, gpus: u32) -> Self {
         let bytes = if token_bytes == 0 { DEFAULT_TOKEN_BYTES } else { token_bytes } as f64;

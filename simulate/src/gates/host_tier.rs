@@ -21,8 +21,8 @@ const HOST_TOKENS: u32 = 1_600_000;
 const SHORT_KV_TOKENS: u32 = 125_000;
 const SHORT_HOST_TOKENS: u32 = 1_000_000;
 
-/// Tokens of each tier where a GPU has room for some three conversations, and the host for a third of
-/// those that are open.
+/// Tokens of each tier where a GPU has room for some three conversations, and the host for a third
+/// of those that are open.
 const TINY_KV_TOKENS: u32 = 65_536;
 const TINY_HOST_TOKENS: u32 = 262_144;
 
