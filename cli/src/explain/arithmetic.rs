@@ -131,13 +131,13 @@ fn prefill(scored: &Scored) -> TermBreakdown {
 }
 
 fn load(scored: &Scored) -> TermBreakdown {
-    match (scored.loaded, scored.read) {
-        (0, _) => breakdown("load", "0, as nothing is loaded from the host", String::new(), 0.0),
-        (loaded, read) => {
-            let how = format!("until {loaded} tokens are loaded from the host, {read} of them from files, after those of requests ahead");
-            breakdown("load", &how, figure(milliseconds(scored.load_seconds)), milliseconds(scored.load_seconds))
-        }
+    let (loaded, read, value) = (scored.loaded, scored.read, milliseconds(scored.load_seconds));
+    if loaded == 0 {
+        return breakdown("load", "0, as nothing is loaded from the host", String::new(), 0.0);
     }
+    let from_files = if read > 0 { format!(", {read} of them from files") } else { String::new() };
+    let how = format!("{} until {loaded} tokens are loaded from the host{from_files}, after those of requests ahead", figure(value));
+    breakdown("load", &how, String::new(), value)
 }
 
 fn steps(scored: &Scored, step: f64) -> TermBreakdown {
