@@ -82,13 +82,6 @@ const MAX_OUTPUT_TOKENS: f64 = 1e6;
 /// against one.
 const MAX_PENDING_STEPS: u64 = 3;
 
-/// Longest wait in the router for room in an engine's KV cache, in seconds.
-///
-/// In the simulator, first tokens came 7 to 30 % sooner in the mean where memory is short, more of
-/// them within their limit, and one in a hundred up to 13 s later. Without an end the mean was up
-/// to 60 % lower, at the cost of long prompts, which shorter ones passed for ever.
-const MAX_MEMORY_WAIT: f64 = 20.0;
-
 /// Largest factor by which the replica's steps slow down on the way: they compute prompts of
 /// others, and sequences join.
 ///
@@ -225,20 +218,6 @@ fn candidates_to_record(priced: &[CandidateCost], chosen: usize) -> Vec<usize> {
 pub fn has_room(candidate: &Candidate) -> bool {
     let full = candidate.kv_use > FULL_KV_USE || excess_sequences(candidate) > 0;
     candidate.pending <= MAX_PENDING_STEPS * u64::from(token_budget(candidate)) && !full
-}
-
-/// Whether a request that has waited so many seconds is to be sent to its choice now.
-///
-/// Besides [`has_room`], the KV cache must have room for it. In the engine's own queue others would
-/// wait behind it, whatever they have cached, and what it was to find in the cache would leave
-/// meanwhile. After 20 s it goes all the same, so that shorter ones do not pass it for ever.
-#[must_use]
-pub fn is_to_be_sent(choice: &Scored, waited: f64) -> bool {
-    let candidate = &choice.candidate;
-    // An empty engine has as much room as it will ever have, also for a prompt that does not fit.
-    let may_fit = candidate.in_flight > 0 && u64::from(candidate.matched) + u64::from(choice.uncached) <= candidate.capacity;
-    let waits_for_memory = choice.terms.memory > 0.0 && may_fit;
-    has_room(candidate) && (!waits_for_memory || waited > MAX_MEMORY_WAIT)
 }
 
 /// How many sequences must end before the engine takes the request.

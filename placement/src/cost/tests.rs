@@ -402,18 +402,6 @@ fn a_full_engine_is_worth_the_wait_for_a_place() {
     assert_eq!(chosen(100, &[full, Candidate { in_flight: 15, ..idle(1) }], 0.0), 1);
 }
 
-#[test]
-fn a_prompt_waits_for_room_in_the_cache_where_others_still_run_and_not_for_ever() {
-    let full = Candidate { in_flight: 10, context: 9_000, capacity: 10_000, ..idle(0) };
-    let choice = |candidate| *decide(2_000, &[candidate], 0.0, 1).choice();
-    assert!(has_room(&full) && !is_to_be_sent(&choice(full), 0.0));
-    assert!(is_to_be_sent(&choice(full), 20.5));
-    assert!(is_to_be_sent(&choice(Candidate { capacity: 20_000, ..full }), 0.0));
-    assert!(is_to_be_sent(&choice(Candidate { in_flight: 0, ..full }), 0.0), "no answer there will end");
-    let busy = Candidate { pending: 1_000_000, ..idle(0) };
-    assert!(!is_to_be_sent(&choice(busy), 1e9), "it has no room for anybody");
-}
-
 fn any_candidate() -> impl Strategy<Value = Candidate> {
     let counts = (any::<u32>(), any::<u32>(), any::<u64>(), any::<u64>(), any::<u64>(), any::<u32>());
     (counts, figure(), figure(), prop_oneof![any_rates(), Just(Rates::default())], figure(), any::<bool>()).prop_map(

@@ -136,9 +136,8 @@ impl Dispatch {
         };
         // A request that only one engine can answer overtakes the queue: it ends a generation,
         // costs nothing, or waits in that engine.
-        let overtakes = |chosen: &mut ChosenReplica| {
-            prompt.required_engine().is_some() || chosen.is_to_be_sent(prompt, 0.0) && !self.queue.has_waiting(prompt.model())
-        };
+        let overtakes =
+            |chosen: &mut ChosenReplica| prompt.required_engine().is_some() || chosen.has_room() && !self.queue.has_waiting(prompt.model());
         if let Some(chosen) = chosen.take_if(overtakes) {
             self.queue.record_bypass(prompt.model(), &waiting, self.fleet.view().seconds(since));
             return Ok(Some(Binding::at_once(chosen)));

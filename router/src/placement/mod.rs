@@ -18,9 +18,7 @@ use std::sync::Arc;
 use arc_swap::Guard;
 use hostler_placement::affinity::{ApproxPrefixIndex, CacheIndex, ChainGaps, InFlightOverlay, Popularity, ReplicaSlot};
 use hostler_placement::block_keys::{BlockKey, TEXT_BLOCK_TOKENS};
-use hostler_placement::cost::{
-    Candidate, CandidateCost, Conditions, Decision, PricingInput, excess_sequences, has_room, is_to_be_sent, place,
-};
+use hostler_placement::cost::{Candidate, CandidateCost, Conditions, Decision, PricingInput, excess_sequences, has_room, place};
 use hostler_placement::offered_work::OfferedWork;
 use hostler_placement::rates::{RatePool, Rates};
 use tokio::time::Instant;
@@ -94,14 +92,6 @@ impl ChosenReplica {
     #[must_use]
     pub(crate) fn has_room(&self) -> bool {
         self.is_window_open && has_room(&self.decision.choice().candidate)
-    }
-
-    /// Whether the request of this prompt is to be sent now, after it has waited so many seconds.
-    #[must_use]
-    pub(crate) fn is_to_be_sent(&self, prompt: &Prompt, waited: f64) -> bool {
-        // The engine refuses it at once, and needs no memory for that.
-        let is_too_long = u64::from(prompt.token_count()) > self.replica.max_context_tokens();
-        self.has_room() && (is_too_long || is_to_be_sent(self.decision.choice(), waited))
     }
 
     /// Whether the engine would refuse the request now, because it bounds its own queue.

@@ -398,14 +398,14 @@ impl QueueState {
     }
 }
 
-/// Wakes the first request of a queue whose replica has room for it.
+/// Wakes the first request of a queue whose replica has room.
 fn wake_first(placer: &Placer, queue: &mut Queue<QueuedRequest>, seconds: f64, now: Instant) -> Option<oneshot::Receiver<()>> {
     let mut chosen = None;
     while let Some((_, queued)) = queue.pop_where(seconds, SCAN_DEPTH, |waiting, queued| {
         chosen = placer.choose(&queued.prompt, &queued.tried, now);
         let Some(chosen) = &chosen else { return true };
         waiting.uncached_tokens = chosen.uncached_tokens();
-        chosen.is_to_be_sent(&queued.prompt, seconds - waiting.queued_at)
+        chosen.has_room()
     }) {
         let (ended, done) = oneshot::channel();
         // A client that has left meanwhile has given up its turn.

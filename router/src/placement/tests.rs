@@ -255,23 +255,6 @@ async fn a_prompt_goes_where_its_beginning_lies_on_the_host_and_what_the_gpu_has
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_prompt_waits_for_room_in_the_cache_unless_the_engine_refuses_it_at_once() {
-    let (fixture, _) = Fixture::known(1).await;
-    let ReplicaChange { state: Some(mut state), .. } = replica(0) else { panic!("it has a state") };
-    state.launch = Some(EngineLaunch { max_context_tokens: Some(4096), ..EngineLaunch::default() });
-    let engine = EngineLoad { running: 1, kv_blocks: 300, block_tokens: BLOCK, kv_use: 0.9, ..EngineLoad::default() };
-    let load = Some(ReplicaLoad { in_flight_elsewhere: 1, context_tokens_elsewhere: 4320, engine, ..ReplicaLoad::default() });
-    report(&fixture.fleet, 1, false, vec![ReplicaChange { state: Some(state), load, ..ready(0) }]).await;
-    let is_sent = |tokens| {
-        let prompt = exact(tokens, FILES);
-        let chosen = fixture.choose(&prompt);
-        assert!(chosen.has_room());
-        chosen.is_to_be_sent(&prompt, 0.0)
-    };
-    assert_eq!([100, 4000, 5000].map(is_sent), [true, false, true]);
-}
-
-#[tokio::test(start_paused = true)]
 async fn all_replicas_of_a_node_find_its_files_and_the_one_that_reads_least_is_chosen() {
     let (fixture, slots) = Fixture::known(3).await;
     let prompt = exact(4000, FILES);

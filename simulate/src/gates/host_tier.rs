@@ -21,11 +21,6 @@ const HOST_TOKENS: u32 = 1_600_000;
 const SHORT_KV_TOKENS: u32 = 125_000;
 const SHORT_HOST_TOKENS: u32 = 1_000_000;
 
-/// Tokens of each tier where a GPU has room for some three conversations, and the host for a third
-/// of those that are open.
-const TINY_KV_TOKENS: u32 = 65_536;
-const TINY_HOST_TOKENS: u32 = 262_144;
-
 /// Name and seconds to load a token: a seventeenth of what computing one takes, and almost four
 /// times as much.
 const TIERS: [(&str, f64); 2] = [("fast", 4e-6), ("slow", 2.5e-4)];
@@ -54,11 +49,6 @@ pub(super) fn measure_short(progress: Progress) -> Result<Vec<Outcome>, Simulate
         let workload = Workload { name: format!("small GPUs, {name} hosts"), arrivals: arrivals.clone() };
         outcomes.extend(compare(&[workload], PolicyName::all(), &fleet, &Objectives::default(), progress)?);
     }
-    let shape = WorkloadShape { rate: Some(0.3), think: 1.0, turns: 8.0, requests: 1500, seed: 2, ..WorkloadShape::default() };
-    let workload = Workload { name: "tiny GPUs".to_owned(), ..shape.workload(WorkloadKind::Agentic)? };
-    let hardware = Hardware { kv_tokens: TINY_KV_TOKENS, host_tokens: TINY_HOST_TOKENS, load: TIERS[0].1, ..Hardware::default() };
-    let fleet = SimulatedFleet { replicas: 2, hardware, ..SimulatedFleet::default() };
-    outcomes.extend(compare(&[workload], PolicyName::all(), &fleet, &Objectives::default(), progress)?);
     Ok(outcomes)
 }
 

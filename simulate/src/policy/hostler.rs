@@ -10,7 +10,7 @@ use hostler_placement::affinity::{
     Arrivals, CacheIndex, ChainGaps, InFlightBlocks, InFlightOverlay, Popularity, PromptKeys, PromptToMatch, ReplicaSlot,
 };
 use hostler_placement::block_keys::BlockKey;
-use hostler_placement::cost::{Candidate, CandidateCost, Conditions, Decision, LowerTiers, PricingInput, has_room, is_to_be_sent, place};
+use hostler_placement::cost::{Candidate, CandidateCost, Conditions, Decision, LowerTiers, PricingInput, has_room, place};
 use hostler_placement::offered_work::OfferedWork;
 use hostler_placement::output_lengths::OutputLengths;
 use hostler_placement::queue::{Queue, TurnFactors};
@@ -208,7 +208,7 @@ impl Policy for HostlerPolicy {
         let prompt = QueuedPrompt { keys, tokens: request.prompt, output: request.output, arrivals };
         let decision = self.choose(&prompt, seen, now);
         match &mut self.queue {
-            Some(hold) if !is_to_be_sent(decision.choice(), 0.0) || !hold.is_empty() => {
+            Some(hold) if !has_room(&decision.choice().candidate) || !hold.is_empty() => {
                 let uncached = decision.choice().uncached;
                 let waiting =
                     TurnFactors { priority: 0, tenant: 0, weight: 1.0, uncached_tokens: uncached, output_tokens: 0, queued_at: now };
@@ -228,7 +228,7 @@ impl Policy for HostlerPolicy {
             let gone = hold.pop_where(now, SCANNED_REQUESTS, |waiting, (_, prompt)| {
                 let choice = decision.insert(self.choose(prompt, seen, now)).choice();
                 waiting.uncached_tokens = choice.uncached;
-                is_to_be_sent(choice, now - waiting.queued_at)
+                has_room(&choice.candidate)
             });
             if let (Some((_, (id, prompt))), Some(decision)) = (gone, decision) {
                 released = Some((id, self.dispatch(id, &prompt, &decision, now)));
