@@ -178,14 +178,13 @@ impl FilePool {
         let (folder, reported, since) = (&self.hold.folder, self.log.reported(), Instant::now());
         // Somebody may have removed it. An engine would make it anew for everybody to read.
         let is_private = make_private(folder);
-        let Listing { mut files, unread } = list_files(folder);
+        let Listing { mut files, unread } = list_files(folder, &self.root);
         let look = since.elapsed();
         let used: u64 = files.iter().map(|file| file.bytes).sum();
         let free = rustix::fs::statvfs(folder).map(|found| found.f_bavail.saturating_mul(found.f_frsize));
         let most = self.bytes.min(used.saturating_add(free.unwrap_or(u64::MAX)).saturating_sub(RESERVE));
-        let excess = split_off_excess(&mut files, most, |file| file.path.starts_with(&self.root), || self.log.parents());
-        let ours = files.iter().filter(|file| file.path.starts_with(&self.root));
-        let left: FxHashSet<u64> = ours.filter_map(|file| file.last_block).collect();
+        let excess = split_off_excess(&mut files, most, || self.log.parents());
+        let left: FxHashSet<u64> = files.iter().filter_map(|file| file.last_block).collect();
         self.log.forget_missing(reported, |file| left.contains(&file));
         for file in excess {
             ignore_missing(fs::remove_file(file.path))?;
@@ -213,7 +212,7 @@ impl FilePool {
 /// A look at the files, after which the least recently used ones were removed.
 #[derive(Debug)]
 struct Trimmed {
-    /// The bound.
+    /// Most bytes of all files, beside what others have on their file system.
     most: u64,
     /// How long the look took.
     look: Duration,
@@ -221,7 +220,7 @@ struct Trimmed {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct PooledFile {
-    /// The engine's hash of its last block; `None` if the file is not one of vLLM's blocks.
+    /// The engine's hash of its last block; `None` if this agent's engines do not read the file.
     last_block: Option<u64>,
     /// When it was last written or, as far as the file system says so, read.
     used: SystemTime,
@@ -230,19 +229,14 @@ struct PooledFile {
 }
 
 /// Takes out the least recently used files, without which the others have at most the kept part of
-/// `most` bytes; none before that bound is nearly reached. `parents` has the file that each of ours
-/// continues.
-fn split_off_excess(
-    files: &mut Vec<PooledFile>,
-    most: u64,
-    is_ours: impl Fn(&PooledFile) -> bool,
-    parents: impl FnOnce() -> FxHashMap<u64, u64>,
-) -> Vec<PooledFile> {
+/// `most` bytes; none before that bound is nearly reached. `parents` has the file that each one
+/// continues, both by their last blocks.
+fn split_off_excess(files: &mut Vec<PooledFile>, most: u64, parents: impl FnOnce() -> FxHashMap<u64, u64>) -> Vec<PooledFile> {
     let mut used: u64 = files.iter().map(|file| file.bytes).sum();
     if used <= most / 10 * FULL_TENTHS {
         return Vec::new();
     }
-    order_by_use(files, is_ours, &parents());
+    order_by_use(files, &parents());
     let keeps = most / 10 * KEPT_TENTHS;
     let excess = files.iter().rev().take_while(|file| {
         let exceeds = used > keeps;
@@ -255,17 +249,16 @@ fn split_off_excess(
 
 /// Orders files by their last use, the latest first. The use of a file counts as that of all files
 /// which it continues, and those come before it: what continues a file is of no use without it.
-fn order_by_use(files: &mut Vec<PooledFile>, is_ours: impl Fn(&PooledFile) -> bool, parents: &FxHashMap<u64, u64>) {
+fn order_by_use(files: &mut Vec<PooledFile>, parents: &FxHashMap<u64, u64>) {
     files.sort_unstable_by_key(|file| Reverse(file.used));
-    let ours = files.iter().enumerate().filter(|(_, file)| is_ours(file));
-    let places: FxHashMap<u64, usize> = ours.filter_map(|(place, file)| Some((file.last_block?, place))).collect();
+    let places: FxHashMap<u64, usize> = files.iter().enumerate().filter_map(|(place, file)| Some((file.last_block?, place))).collect();
     let parent_of = |file: &PooledFile| places.get(parents.get(&file.last_block?)?).copied();
     let mut left: Vec<Option<PooledFile>> = files.drain(..).map(Some).collect();
     for place in 0..left.len() {
         // Each file is reached once, from the latest use that counts for it.
         let (mut chain, mut next) = (Vec::new(), Some(place));
         while let Some(file) = next.and_then(|place| left[place].take()) {
-            next = if is_ours(&file) { parent_of(&file) } else { None };
+            next = parent_of(&file);
             chain.push(file);
         }
         files.extend(chain.into_iter().rev());
@@ -285,12 +278,12 @@ struct Listing {
     unread: Option<io::Error>,
 }
 
-/// Lists all files below a folder. Links are not followed, and what disappears meanwhile is left
+/// Lists all files below a folder; those below `root` are this agent's engines'. Links are not followed, and what disappears meanwhile is left
 /// out. Folders that have been empty for a while are removed.
-fn list_files(folder: &Path) -> Listing {
+fn list_files(folder: &Path, root: &Path) -> Listing {
     let (mut listing, mut folders) = (Listing { files: Vec::new(), unread: None }, vec![folder.to_owned()]);
     while let Some(path) = folders.pop() {
-        match list_folder(&path, &mut listing.files, &mut folders) {
+        match list_folder(&path, root, &mut listing.files, &mut folders) {
             // Another agent may have been first, or vLLM may write there again.
             Ok(true) if path != folder && is_old(&path) => drop(fs::remove_dir(&path)),
             Ok(_) => {}
@@ -301,7 +294,7 @@ fn list_files(folder: &Path) -> Listing {
 }
 
 /// Adds the files and the folders in one folder. Returns whether it is empty.
-fn list_folder(path: &Path, files: &mut Vec<PooledFile>, folders: &mut Vec<PathBuf>) -> io::Result<bool> {
+fn list_folder(path: &Path, root: &Path, files: &mut Vec<PooledFile>, folders: &mut Vec<PathBuf>) -> io::Result<bool> {
     let Some(entries) = ignore_missing(fs::read_dir(path))? else { return Ok(false) };
     let mut is_empty = true;
     for entry in entries {
@@ -313,7 +306,8 @@ fn list_folder(path: &Path, files: &mut Vec<PooledFile>, folders: &mut Vec<PathB
         } else if let Ok(written) = metadata.modified() {
             let used = metadata.accessed().map_or(written, |read| read.max(written));
             let (path, bytes) = (entry.path(), metadata.blocks().saturating_mul(512));
-            files.push(PooledFile { last_block: last_block(&path), used, bytes, path });
+            let last_block = if path.starts_with(root) { last_block(&path) } else { None };
+            files.push(PooledFile { last_block, used, bytes, path });
         }
     }
     Ok(is_empty)

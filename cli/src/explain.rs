@@ -184,7 +184,7 @@ fn costs(order: &[(usize, &Scored)], is_chosen: impl Fn(usize) -> bool) -> Vec<S
 
 /// Matched tokens, and those among them that are in the host's memory and in files.
 fn matched_words(scored: &Scored) -> String {
-    match (scored.loaded - scored.read.min(scored.loaded), scored.read) {
+    match (scored.loaded.saturating_sub(scored.read), scored.read) {
         (0, 0) => scored.matched.to_string(),
         (host, 0) => format!("{} ({host} on host)", scored.matched),
         (0, files) => format!("{} ({files} in files)", scored.matched),

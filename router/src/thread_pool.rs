@@ -13,8 +13,8 @@ use tokio::sync::Semaphore;
 use crate::tenant_pool::TenantPool;
 
 /// Most waiting jobs per thread. At 4 ms for a prompt of 100 kB, the last of them gets its turn
-/// after two seconds. With 64 for each, a router on two cores refused some of 64 clients that began at
-/// once. The memory of their bodies has a bound of its own.
+/// after two seconds. With 64 for each, a router on two cores refused some of 64 clients that began
+/// at once. The memory of their bodies has a bound of its own.
 const QUEUED_PER_THREAD: usize = 512;
 
 /// Work on more bytes than this is long. A body of small values takes 10 ms to read, a list of

@@ -4,8 +4,6 @@
 //! one that wrote it. Engines report what they write and never what is gone, so the keeper of the
 //! folder says which files are left.
 
-#[cfg(test)]
-use hostler_placement::block_keys::BlockKey;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
@@ -100,16 +98,6 @@ impl FileLog {
 impl FileSet {
     fn log(&mut self, changes: Vec<Change>) {
         self.changes.apply(changes, self.blocks.digest().count);
-    }
-}
-
-#[cfg(test)]
-impl FileLog {
-    /// A log of files of one block each, by that block's hash, key and parent.
-    pub(crate) fn with_files(files: &[(u64, BlockKey, Option<u64>)]) -> Self {
-        let log = Self::default();
-        log.add(files.iter().map(|&(name, key, parent)| FileBlocks { parent, blocks: vec![(name, key)] }).collect());
-        log
     }
 }
 

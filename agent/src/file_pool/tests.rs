@@ -21,7 +21,7 @@ fn kill(pool: FilePool) {
 fn near_the_bound_the_oldest_files_are_removed_until_a_fifth_is_free() {
     let excess = |most| {
         let mut files = vec![file(1, 30), file(9, 30), file(5, 30), file(7, 30)];
-        let excess = split_off_excess(&mut files, most, |_| true, FxHashMap::default);
+        let excess = split_off_excess(&mut files, most, FxHashMap::default);
         assert_eq!(files.len() + excess.len(), 4);
         excess
     };
@@ -37,7 +37,7 @@ fn a_conversation_that_goes_on_keeps_its_beginning_and_loses_its_end_first() {
     let parents = FxHashMap::from_iter([(7, 9), (1, 7), (5, 8)]);
     let excess = |most| {
         let mut files = [9, 8, 7, 5, 1].map(|age| file(age, 30)).to_vec();
-        let excess = split_off_excess(&mut files, most, |_| true, || parents.clone());
+        let excess = split_off_excess(&mut files, most, || parents.clone());
         excess.iter().map(|file| file.last_block.unwrap()).rev().collect::<Vec<u64>>()
     };
     assert_eq!(excess(150), [5], "the end of the conversation that was used longest ago");
@@ -45,15 +45,15 @@ fn a_conversation_that_goes_on_keeps_its_beginning_and_loses_its_end_first() {
     assert_eq!(excess(100), [5, 8, 1], "then the end of the other");
     // Written in another order: 5 ← 9.
     let mut files = vec![file(9, 30), file(5, 30)];
-    let excess = split_off_excess(&mut files, 50, |_| true, || FxHashMap::from_iter([(9, 5)]));
+    let excess = split_off_excess(&mut files, 50, || FxHashMap::from_iter([(9, 5)]));
     assert_eq!(excess, [file(9, 30)]);
     // Another model's file of the same tokens.
-    let mut files = vec![file(1, 30), file(9, 30), PooledFile { path: "/other".into(), ..file(9, 30) }];
-    let excess = split_off_excess(&mut files, 90, |file| file.path != Path::new("/other"), || FxHashMap::from_iter([(1, 9)]));
+    let mut files = vec![file(1, 30), file(9, 30), PooledFile { last_block: None, path: "/other".into(), ..file(9, 30) }];
+    let excess = split_off_excess(&mut files, 90, || FxHashMap::from_iter([(1, 9)]));
     assert_eq!(excess.iter().map(|file| file.path.clone()).collect::<Vec<_>>(), [PathBuf::from("/other")]);
     let circle = FxHashMap::from_iter([(1, 2), (2, 1)]);
     let mut files = vec![file(1, 30), file(2, 30)];
-    assert_eq!(split_off_excess(&mut files, 10, |_| true, || circle).len(), 2);
+    assert_eq!(split_off_excess(&mut files, 10, || circle).len(), 2);
 }
 
 #[test]

@@ -27,7 +27,7 @@ const MIN_SAMPLE_TOKENS: f64 = 256.0;
 
 /// Largest share of the prediction that loading may have. Beyond it a sample says little about the
 /// speed of prefill, and teaches the speed of loading instead.
-const MAX_LOAD_SHARE: f64 = 0.5;
+pub(super) const MAX_LOAD_SHARE: f64 = 0.5;
 
 /// With up to this many requests in flight, their decoding adds less to a step than its noise.
 const MAX_QUIET_IN_FLIGHT: u32 = 4;

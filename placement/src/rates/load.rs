@@ -1,7 +1,7 @@
 //! Seconds to load a token from the tiers behind a GPU's memory: assumed, and learned from what
 //! first tokens took.
 
-use super::learner::{gain_factor, positive};
+use super::learner::{MAX_LOAD_SHARE, gain_factor, positive};
 
 /// Bytes that a GPU reads from its host's memory in a second: 34 to 37 GB/s were seen on an H100
 /// over PCIe 5, in transfers of the engine's own size.
@@ -47,10 +47,6 @@ impl LoadRates {
     }
 }
 
-/// Least share of the expected time to a first token that loading has in a sample. The rest is not
-/// known well enough.
-const MIN_LOAD_SHARE: f64 = 0.5;
-
 /// Exponent with which a sample's factor moves the learned one. One that took as long as three
 /// expected loads adds a tenth.
 const GAIN: f64 = 0.1;
@@ -94,7 +90,7 @@ impl LoadFactors {
         let took = (seen.actual_seconds - seen.other_seconds).max(seen.actual_seconds / 10.0);
         let factor = took / seen.load_seconds;
         let share = seen.load_seconds / (seen.load_seconds + seen.other_seconds);
-        if positive(factor) && share >= MIN_LOAD_SHARE {
+        if positive(factor) && share >= MAX_LOAD_SHARE {
             let learned = if seen.read >= seen.loaded.div_ceil(2) { &mut self.read } else { &mut self.load };
             let (least, most) = FACTOR_BOUNDS;
             *learned = (*learned * gain_factor(factor, GAIN)).clamp(least, most);

@@ -111,8 +111,7 @@ impl Placer {
     }
 
     /// Adds the blocks in the hosts' memory and in files to the candidates of these rows, whose
-    /// blocks have so many tokens.
-    // Any of their blocks may be removed, and what follows it stays.
+    /// blocks have so many tokens. Any of those blocks may be removed, and what follows it stays.
     #[cold]
     fn look_up_lower_tiers(&self, view: &FleetView, prompt: &Prompt, block_tokens: u32, tables: &mut PlacementScratch) {
         let PlacementScratch { candidates, rows, .. } = tables;

@@ -139,19 +139,9 @@ impl PlacementFeedback {
         }
         let Some(cached) = usage.and_then(|usage| usage.cached_tokens) else { return };
         let cached_tokens = u32::try_from(cached).unwrap_or(u32::MAX);
-        let choice = self.decision.decision.choice();
-        let (candidate, predicted) = (&choice.candidate, choice.candidate.matched);
-        if let Some(first) = self.first_token_at.filter(|_| self.is_stream && self.is_reliable && cached_tokens >= predicted)
-            && candidate.loaded > 0
-        {
-            self.local_load.learn_load(&LoadSample {
-                load_seconds: choice.terms.load,
-                other_seconds: choice.terms.first_token() - choice.terms.load,
-                actual_seconds: first.duration_since(self.sent_at).as_secs_f64(),
-                loaded: candidate.loaded,
-                read: candidate.read,
-            });
-        }
+        self.learn_load(cached_tokens);
+        let candidate = &self.decision.decision.choice().candidate;
+        let predicted = candidate.matched;
         self.placer.metrics.record_cached_tokens(self.decision.level, candidate, cached_tokens);
         if let Some((slot, keys)) = &self.approx_prefix_blocks {
             // Convert to the unit of the approximate prefix, whose tokens are estimates.
@@ -161,6 +151,22 @@ impl PlacementFeedback {
         let told = usage.map(|usage| u32::try_from(usage.prompt_tokens).unwrap_or(u32::MAX));
         let mut outcome = self.decision.outcome.lock();
         (outcome.cached_tokens, outcome.told_prompt_tokens) = (Some(cached_tokens), told);
+    }
+
+    /// Learns from a stream's first token how long loading takes, if the engine has found all that
+    /// it was to load.
+    fn learn_load(&self, cached_tokens: u32) {
+        let choice = self.decision.decision.choice();
+        let Some(first) = self.first_token_at.filter(|_| self.is_stream && self.is_reliable) else { return };
+        if choice.candidate.loaded > 0 && cached_tokens >= choice.candidate.matched {
+            self.local_load.learn_load(&LoadSample {
+                load_seconds: choice.terms.load,
+                other_seconds: choice.terms.first_token() - choice.terms.load,
+                actual_seconds: first.duration_since(self.sent_at).as_secs_f64(),
+                loaded: choice.candidate.loaded,
+                read: choice.candidate.read,
+            });
+        }
     }
 }
 

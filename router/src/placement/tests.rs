@@ -35,11 +35,16 @@ impl Fixture {
         let fixture = Self::approximate(replicas).await;
         let slots: Vec<ReplicaSlot> = (0..replicas).map(|_| fixture.index.open()).collect();
         for (index, slot) in (0..).zip(&slots) {
-            let cache = ReplicaCache { slot: Some(*slot), ..ReplicaCache::default() };
-            fixture.fleet.update(FleetUpdate::CacheChanged { attachment: 1, tier: CacheTier::Gpu, index, epoch: 1, cache }).await;
+            fixture.know(CacheTier::Gpu, (index, 1), *slot).await;
         }
-        report(&fixture.fleet, 1, false, Vec::new()).await;
         (fixture, slots)
+    }
+
+    /// Makes one tier of a replica, in this life, known by its slot.
+    pub(super) async fn know(&self, tier: CacheTier, (index, epoch): (u32, u64), slot: ReplicaSlot) {
+        let cache = ReplicaCache { slot: Some(slot), ..ReplicaCache::default() };
+        self.fleet.update(FleetUpdate::CacheChanged { attachment: 1, tier, index, epoch, cache }).await;
+        report(&self.fleet, 1, false, Vec::new()).await;
     }
 
     /// A fixture with this many replicas without reports about their caches.
@@ -242,9 +247,7 @@ async fn a_prompt_goes_where_its_beginning_lies_on_the_host_and_what_the_gpu_has
     fixture.index.store(slots[2], &keys[..50]);
     let host = fixture.index.open();
     fixture.index.store(host, &keys[..200]);
-    let cache = ReplicaCache { slot: Some(host), ..ReplicaCache::default() };
-    fixture.fleet.update(FleetUpdate::CacheChanged { attachment: 1, tier: CacheTier::Host, index: 2, epoch: 1, cache }).await;
-    report(&fixture.fleet, 1, false, Vec::new()).await;
+    fixture.know(CacheTier::Host, (2, 1), host).await;
     let chosen = fixture.choose(&prompt);
     let candidate = chosen.decision.choice().candidate;
     assert_eq!((&*chosen.replica.id, candidate.matched, candidate.loaded), ("n/2", 3200, 2400));
@@ -262,9 +265,7 @@ async fn all_replicas_of_a_node_find_its_files_and_the_one_that_reads_least_is_c
     fixture.index.store(slots[1], &keys[..150]);
     let files = fixture.index.open();
     fixture.index.store(files, &keys[..200]);
-    let cache = ReplicaCache { slot: Some(files), ..ReplicaCache::default() };
-    fixture.fleet.update(FleetUpdate::CacheChanged { attachment: 1, tier: CacheTier::Files, index: 0, epoch: 0, cache }).await;
-    report(&fixture.fleet, 1, false, Vec::new()).await;
+    fixture.know(CacheTier::Files, (0, 0), files).await;
     let chosen = fixture.choose(&prompt);
     let candidate = chosen.decision.choice().candidate;
     assert_eq!((&*chosen.replica.id, candidate.matched, candidate.loaded, candidate.read), ("n/1", 3200, 800, 800));

@@ -6,6 +6,15 @@ use hostler_placement::block_keys::BlockKey;
 
 use super::*;
 
+impl FileLog {
+    /// A log of files of one block each, by that block's hash, key and parent.
+    pub(crate) fn with_files(files: &[(u64, BlockKey, Option<u64>)]) -> Self {
+        let log = Self::default();
+        log.add(files.iter().map(|&(name, key, parent)| FileBlocks { parent, blocks: vec![(name, key)] }).collect());
+        log
+    }
+}
+
 /// A file of two blocks, named after the second; a key is ten times its hash.
 fn file(name: u64) -> FileBlocks {
     FileBlocks { parent: None, blocks: vec![(name - 1, 10 * (name - 1)), (name, 10 * name)] }

@@ -20,7 +20,8 @@ use crate::cache::kv_event::{BlocksRemoved, BlocksStored};
 /// the GPU. vLLM 0.32 also reports removals of a step before copies.
 const MAX_DEPARTED: usize = 32 * 1024;
 
-/// Most blocks of a file.
+/// Most blocks of a file; the plan puts 16 into one. Of 12 files with 300,000 blocks each, forgetting
+/// held up the agent's reports for longer than a lease.
 const MAX_FILE_BLOCKS: usize = 256;
 
 #[derive(Debug, Default)]
@@ -82,16 +83,15 @@ impl HostTier {
         if is_described(stored) && !has_valid_tokens(stored, block_size, effects) {
             return;
         }
-        let size = usize::try_from(block_size).unwrap_or(usize::MAX);
         if self.is_early(stored, gpu) {
             self.early.entry(stored.parent.unwrap_or_default()).or_default().push(stored.clone());
             return;
         }
-        self.store_blocks(stored, gpu, size, effects);
+        self.store_blocks(stored, gpu, block_size, effects);
         let mut known: Vec<u64> = if self.early.is_empty() { Vec::new() } else { stored.hashes.clone() };
         while let Some(parent) = known.pop() {
             for waiting in self.early.remove(&parent).into_iter().flatten() {
-                self.store_blocks(&waiting, gpu, size, effects);
+                self.store_blocks(&waiting, gpu, block_size, effects);
                 known.extend(waiting.hashes);
             }
         }
@@ -112,24 +112,21 @@ impl HostTier {
 
     /// Notes a file, which the engine has written from its copies. A hash alone is its last block's
     /// and says nothing about the others.
-    //
-    // The plan puts 16 blocks into a file. Of 12 files with 300,000 blocks each, forgetting held up
-    // the reports for longer than a lease.
     pub(super) fn note_file(&self, stored: &BlocksStored, gpu: &BlockSet, block_size: u32, effects: &mut Effects) {
         if stored.hashes.len() > MAX_FILE_BLOCKS {
             effects.ignored += 1;
             return;
         }
-        if is_described(stored) && !has_valid_tokens(stored, block_size, effects) {
+        if !is_described(stored) {
+            effects.orphans += stored.hashes.len() as u64;
             return;
         }
-        let size = usize::try_from(block_size).unwrap_or(usize::MAX);
-        let keys = if is_described(stored) { self.keys_of(stored, gpu, size).into_iter().collect() } else { None };
-        match keys {
-            Some::<Vec<BlockKey>>(keys) => {
-                let blocks = stored.hashes.iter().copied().zip(keys).collect();
-                effects.files.push(FileBlocks { parent: stored.parent, blocks });
-            }
+        if !has_valid_tokens(stored, block_size, effects) {
+            return;
+        }
+        let blocks = stored.hashes.iter().copied().zip(self.keys_of(stored, gpu, block_size));
+        match blocks.map(|(hash, key)| Some((hash, key?))).collect() {
+            Some(blocks) => effects.files.push(FileBlocks { parent: stored.parent, blocks }),
             None => effects.orphans += stored.hashes.len() as u64,
         }
     }
@@ -141,8 +138,8 @@ impl HostTier {
         is_described(stored) && !self.unseen_extras.others && stored.parent.is_some_and(lacks) && needs_chain()
     }
 
-    fn store_blocks(&mut self, stored: &BlocksStored, gpu: &BlockSet, size: usize, effects: &mut Effects) {
-        for (hash, key) in stored.hashes.iter().zip(self.keys_of(stored, gpu, size)) {
+    fn store_blocks(&mut self, stored: &BlocksStored, gpu: &BlockSet, block_size: u32, effects: &mut Effects) {
+        for (hash, key) in stored.hashes.iter().zip(self.keys_of(stored, gpu, block_size)) {
             match key {
                 Some(key) if self.blocks.store(*hash, key, true) => effects.host_changes.push(Change::Stored(key)),
                 Some(_) => {}
@@ -152,7 +149,8 @@ impl HostTier {
     }
 
     /// Keys of an event's blocks, `None` of those that are not known and cannot be worked out.
-    fn keys_of(&self, stored: &BlocksStored, gpu: &BlockSet, size: usize) -> Vec<Option<BlockKey>> {
+    fn keys_of(&self, stored: &BlocksStored, gpu: &BlockSet, block_size: u32) -> Vec<Option<BlockKey>> {
+        let size = usize::try_from(block_size).unwrap_or(usize::MAX);
         let mut tokens = stored.tokens.chunks_exact(size.max(1));
         let mut chain = self.first_chain(stored, gpu);
         let key = |hash: &u64| {

@@ -1,8 +1,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::fleet::tests::report;
-use crate::fleet::{CacheTier, FleetUpdate, ReplicaCache};
+use crate::fleet::CacheTier;
 use crate::placement::OutputBounds;
 use crate::placement::PlacementRequest;
 use crate::placement::decisions::PlacementOutcome;
@@ -84,9 +83,7 @@ async fn a_first_token_that_waited_for_a_load_teaches_how_long_loading_takes_if_
     let prompt = exact_stream(40_000, FILES);
     let files = fixture.index.open();
     fixture.index.store(files, &prompt.token_keys(16));
-    let cache = ReplicaCache { slot: Some(files), ..ReplicaCache::default() };
-    fixture.fleet.update(FleetUpdate::CacheChanged { attachment: 1, tier: CacheTier::Files, index: 0, epoch: 0, cache }).await;
-    report(&fixture.fleet, 1, false, Vec::new()).await;
+    fixture.know(CacheTier::Files, (0, 0), files).await;
     let load = |record: &PlacementDecision| record.decision.choice().terms.load;
     let learned = async |cached| {
         let (mut placed, in_flight, _) = place(&fixture, &prompt);
