@@ -278,8 +278,9 @@ struct Listing {
     unread: Option<io::Error>,
 }
 
-/// Lists all files below a folder; those below `root` are this agent's engines'. Links are not followed, and what disappears meanwhile is left
-/// out. Folders that have been empty for a while are removed.
+/// Lists all files below a folder; those below `root` are this agent's engines'. Links are not
+/// followed, and what disappears meanwhile is left out. Folders that have been empty for a while
+/// are removed.
 fn list_files(folder: &Path, root: &Path) -> Listing {
     let (mut listing, mut folders) = (Listing { files: Vec::new(), unread: None }, vec![folder.to_owned()]);
     while let Some(path) = folders.pop() {

@@ -20,8 +20,8 @@ use crate::cache::kv_event::{BlocksRemoved, BlocksStored};
 /// the GPU. vLLM 0.32 also reports removals of a step before copies.
 const MAX_DEPARTED: usize = 32 * 1024;
 
-/// Most blocks of a file; the plan puts 16 into one. Of 12 files with 300,000 blocks each, forgetting
-/// held up the agent's reports for longer than a lease.
+/// Most blocks of a file; the plan puts 16 into one. Forgetting 12 files of 300,000 blocks each held
+/// up the agent's reports for longer than a lease.
 const MAX_FILE_BLOCKS: usize = 256;
 
 #[derive(Debug, Default)]
